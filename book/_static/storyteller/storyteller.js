@@ -1,0 +1,462 @@
+/* The storyteller in a page: its tokens, its heads, the next token, and what the settings
+   of sampling do. engine.js computes; this file shows.
+
+   A figure is what book/_ext/storyteller.py writes: <figure data-storyteller="KIND"> with
+   a stage that is empty, and a still that stays on paper and without scripts. KIND is
+     story     all there is: one types a beginning and lets the model go on
+     heads     one text; its heads can be switched off
+     sampling  one place in a text; settings, and three texts that go on from it
+   The weights (0.8 MB) are loaded once, when a figure comes near and the browser has
+   nothing else to do, or when its button is pressed. */
+window.tformerStoryteller = (() => {
+  "use strict";
+  const HERE = document.currentScript.src.replace(/[^/]*$/, "");
+  const PAUSE = 60;       // milliseconds between two tokens that are written
+  const SILENCE = 400;    // milliseconds without a change before it is spoken
+  const LONGEST = 160;    // tokens of a beginning, so that there is room for a story
+  const percent = (p) => `${(100 * p).toFixed(1)}\u00a0%`;
+
+  const make = (parent, tag, attributes = {}, text = "") => {
+    const element = document.createElement(tag);
+    for (const name in attributes) element.setAttribute(name, attributes[name]);
+    element.textContent = text;
+    return parent.appendChild(element);
+  };
+  const button = (parent, text, press, attributes = {}) => {
+    const made = make(parent, "button", {type: "button", ...attributes}, text);
+    made.addEventListener("click", press);
+    return made;
+  };
+
+  // Several of which one is chosen: one stop for the tab key, arrows between them.
+  const chooser = (group, label, columns, choose) => {
+    group.setAttribute("role", "radiogroup");
+    group.setAttribute("aria-label", label);
+    const items = () => [...group.querySelectorAll("[role=radio]")];
+    group.addEventListener("click", (event) => {
+      const i = items().indexOf(event.target.closest("[role=radio]"));
+      if (i >= 0) choose(i);
+    });
+    group.addEventListener("keydown", (event) => {
+      const all = items(), at = all.indexOf(document.activeElement);
+      const by = {ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns,
+        Home: -at, End: all.length - 1 - at, Enter: 0, " ": 0}[event.key];
+      if (at < 0 || by === undefined) return;
+      event.preventDefault();
+      const to = Math.min(Math.max(at + by, 0), all.length - 1);
+      all[to].focus();
+      choose(to);
+    });
+    return (chosen) => items().forEach((item, i) => {
+      item.setAttribute("aria-checked", i === chosen);
+      item.tabIndex = i === chosen ? 0 : -1;
+    });
+  };
+
+  // Numbers between 0 and 1, the same ones for the same seed (mulberry32).
+  const randomNumbers = (seed) => () => {
+    seed = (seed + 0x6d2b79f5) | 0;
+    let t = Math.imul(seed ^ (seed >>> 15), 1 | seed);
+    t = (t + Math.imul(t ^ (t >>> 7), 61 | t)) ^ t;
+    return ((t ^ (t >>> 14)) >>> 0) / 4294967296;
+  };
+
+  // ---- a text that a model reads and writes; it touches no page
+
+  const makeReader = (model) => {
+    const {end} = model.tokenizer;
+    const text = {model, ids: [], seen: [], logits: [], given: 0};
+    text.feed = (id) => {
+      const seen = [];
+      const began = performance.now();
+      text.logits.push(model.step(id, seen));
+      text.milliseconds = performance.now() - began;
+      text.seen.push(seen);
+      text.ids.push(id);
+    };
+    text.crop = (n) => {
+      model.crop(n);
+      text.ids.length = text.seen.length = text.logits.length = n;
+    };
+    text.read = (words) => {        // what both texts begin with is kept
+      const ids = [end, ...model.tokenizer.encode(words)].slice(0, LONGEST);
+      let same = 0;
+      while (same < ids.length && ids[same] === text.ids[same]) same++;
+      text.crop(same);
+      ids.slice(same).forEach(text.feed);
+      text.given = ids.length;
+    };
+    text.turn = (head) => {         // switch a head off or on, and read it all again
+      if (!model.off.delete(head)) model.off.add(head);
+      const ids = [...text.ids];
+      text.crop(0);
+      ids.forEach(text.feed);
+    };
+    text.isFull = () => text.ids.length >= model.config.max_len ||
+      (text.ids.length > 1 && text.ids.at(-1) === end);
+    text.show = (id) => id === end ? "the end" : model.tokenizer.decode([id]).trim() || "a space";
+    return text;
+  };
+
+  // ---- the parts of a stage; each returns a function that draws it anew
+
+  const tokenRow = (parent, state, refresh) => {
+    const row = make(parent, "div", {class: "tf-tokens"});
+    const {text} = state;
+    const spans = [];
+    const mark = chooser(row, "tokens of the text", 1, (i) => {
+      state.here = i + 1;
+      refresh();
+    });
+    return () => {
+      while (spans.length > text.ids.length - 1) spans.pop().remove();
+      text.ids.slice(1).forEach((id, i) => {
+        spans[i] = spans[i] || make(row, "span", {role: "radio"});
+        const words = id === text.model.tokenizer.end
+          ? " ∎" : text.model.tokenizer.decode([id]);
+        if (spans[i].textContent !== words) spans[i].textContent = words;
+        spans[i].classList.toggle("tf-given", i + 1 < text.given);
+        const weight = state.seen()[i + 1] || 0;
+        spans[i].style.setProperty("--tf-weight", weight.toFixed(3));
+      });
+      mark(state.here - 1);
+    };
+  };
+
+  const headGrid = (parent, state, refresh) => {
+    const {text} = state;
+    const {n_layers, n_heads} = text.model.config;
+    const box = make(parent, "div");
+    const grid = make(box, "div", {class: "tf-heads", style: `--tf-columns: ${n_heads}`});
+    make(grid, "i", {"aria-hidden": true});     // the corner
+    for (let head = 1; head <= n_heads; head++)
+      make(grid, "i", {"aria-hidden": true}, head === 1 ? "head 1" : head);
+    const cells = [];
+    for (let layer = 0; layer < n_layers; layer++) {
+      make(grid, "i", {"aria-hidden": true}, layer ? layer + 1 : "layer 1");
+      for (let head = 0; head < n_heads; head++) {
+        const cell = make(grid, "span",
+          {role: "radio", "aria-label": `head ${head + 1} of layer ${layer + 1}`});
+        make(cell, "canvas");
+        make(cell, "b");
+        cells.push(cell);
+      }
+    }
+    const mark = chooser(grid, "heads", n_heads, (i) => {
+      state.head = i;
+      refresh();
+    });
+    const bar = make(box, "div", {class: "tf-bar"});
+    const turn = button(bar, "", () => {
+      state.stop();
+      text.turn(state.head);
+      refresh(true);
+    }, {class: "tf-turn"});
+    const allOn = button(bar, "All on", () => {
+      state.stop();
+      [...text.model.off].forEach(text.turn);
+      refresh(true);
+    });
+    let painted = [];       // the rows of weights that the pictures show
+    return (afresh) => {
+      const size = 8 * Math.ceil((text.seen.length + 1) / 8);
+      const same = text.seen.findIndex((row, i) => row !== painted[i]);
+      const kept = same < 0 ? text.seen.length : same;
+      const whole = afresh || cells[0].firstChild.width !== size || kept < painted.length;
+      const ink = getComputedStyle(grid).getPropertyValue("--tf-ink");
+      cells.forEach((cell, head) => {
+        const canvas = cell.firstChild;
+        if (whole) canvas.width = canvas.height = size;     // this clears it
+        const pen = canvas.getContext("2d");
+        text.seen.slice(whole ? 0 : kept).forEach((row, i) => row[head].forEach((weight, j) => {
+          if (weight < 0.02) return;
+          pen.fillStyle = `rgba(${ink}, ${Math.sqrt(weight)})`;
+          pen.fillRect(j, i + (whole ? 0 : kept), 1, 1);
+        }));
+        cell.lastChild.style.top = `${100 * state.here / size}%`;
+        cell.classList.toggle("tf-off", text.model.off.has(head));
+        const off = text.model.off.has(head) ? ", switched off" : "";
+        cell.setAttribute("aria-label", state.nameOf(head) + off);
+      });
+      painted = [...text.seen];
+      mark(state.head);
+      turn.textContent = `Switch ${text.model.off.has(state.head) ? "on" : "off"} ` +
+        `head ${state.head % n_heads + 1} of layer ${Math.floor(state.head / n_heads) + 1}`;
+      allOn.hidden = text.model.off.size === 0;
+    };
+  };
+
+  // The likeliest tokens as bars. What the settings cut is pale.
+  const nextTokens = (parent, state, rows, choose) => {
+    const list = make(parent, "ol", {class: "tf-next"});
+    const bars = Array.from({length: rows}, (_, i) => {
+      const item = make(list, "li");
+      const bar = choose ? button(item, "", () => choose(bars[i].id)) : make(item, "div");
+      return {bar, word: make(bar, "b"), length: make(make(bar, "span"), "i"),
+        share: make(bar, "em"), id: 0};
+    });
+    return () => {
+      const {text} = state;
+      const logits = text.logits[state.here];
+      const before = tformerEngine.softmax(logits);
+      const p = tformerEngine.distribution(logits, state.settings);
+      const order = [...logits.keys()].sort((a, b) => logits[b] - logits[a]);
+      bars.forEach((row, i) => {
+        row.id = order[i];
+        row.word.textContent = text.show(row.id);
+        row.length.style.width = `${100 * (p[row.id] || before[row.id])}%`;
+        row.share.textContent = p[row.id] ? percent(p[row.id]) : "cut";
+        row.bar.classList.toggle("tf-cut", p[row.id] === 0);
+      });
+      state.next = {likeliest: order[0], p: p[order[0]],
+        left: p.reduce((n, value) => n + (value > 0), 0)};
+    };
+  };
+
+  const slider = (parent, state, refresh, {key, label, values, say}) => {
+    const row = make(parent, "label", {class: "tf-setting"});
+    make(row, "span", {}, label);
+    const output = make(row, "output", {"aria-live": "off"});
+    const range = make(row, "input",
+      {type: "range", min: 0, max: values.length - 1, step: 1, "aria-label": label});
+    const show = () => {
+      output.textContent = say(state.settings[key]);
+      range.setAttribute("aria-valuetext", output.textContent);
+    };
+    range.value = values.indexOf(state.settings[key]);
+    range.addEventListener("input", () => {
+      state.settings[key] = values[+range.value];
+      show();
+      refresh();
+    });
+    show();
+  };
+  const TEMPERATURE = {key: "temperature", label: "temperature",
+    values: Array.from({length: 21}, (_, i) => i / 10),
+    say: (t) => t ? t.toFixed(1) : "0: always the likeliest"};
+  const TOP_K = {key: "topK", label: "top-k", values: [1, 2, 3, 5, 8, 12, 20, 40, 0],
+    say: (k) => k ? `the ${k} likeliest` : "all tokens"};
+  const TOP_P = {key: "topP", label: "top-p",
+    values: [0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 1],
+    say: (p) => p < 1 ? `until they hold ${p}` : "all tokens"};
+  const MIN_P = {key: "minP", label: "min-p", values: [0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5],
+    say: (p) => p ? `at least ${p} of the likeliest` : "all tokens"};
+
+  // ---- the stages
+
+  const STAGES = {};
+
+  STAGES.story = (stage, state, refresh) => {
+    const {text} = state;
+    const bar = make(stage, "div", {class: "tf-bar"});
+    const field = make(bar, "input", {type: "text", maxlength: 400, spellcheck: false,
+      "aria-label": "the beginning of a story"});
+    field.value = state.start;
+    let writing = 0;
+    const begin = (words) => {
+      state.stop();
+      text.read(words);
+      state.here = text.ids.length - 1;
+      refresh();
+    };
+    const go = button(bar, "Write", () => {
+      if (writing) return state.stop();
+      if (text.isFull()) begin(field.value);
+      go.textContent = "Stop";
+      writing = setTimeout(write, 0);
+    }, {class: "tf-go"});
+    const one = () => {
+      const p = tformerEngine.distribution(text.logits.at(-1), state.settings);
+      text.feed(tformerEngine.draw(p, Math.random()));
+      state.here = text.ids.length - 1;
+    };
+    const write = () => {
+      if (text.isFull()) return state.stop();
+      one();
+      refresh();
+      writing = setTimeout(write, PAUSE);
+    };
+    state.stop = () => {
+      clearTimeout(writing);
+      if (writing) state.speak();
+      writing = 0;
+      go.textContent = "Write";
+    };
+    state.isSilent = () => writing > 0;
+    button(bar, "One token", () => {
+      state.stop();
+      if (!text.isFull()) one();
+      refresh();
+    });
+    button(bar, "Take one back", () => {
+      state.stop();
+      if (text.ids.length > 1) text.crop(text.ids.length - 1);
+      state.here = text.ids.length - 1;
+      refresh();
+    });
+    field.addEventListener("input", () => begin(field.value));
+    const chips = make(stage, "div", {class: "tf-bar tf-chips"});
+    for (const words of state.beginnings)
+      button(chips, words, () => begin(field.value = words));
+
+    state.label(stage, "The text in tokens. Press one to see what the head looks at from there.",
+      "tokens", "02_bytes_and_bpe");
+    const tokens = tokenRow(stage, state, refresh);
+    const columns = make(stage, "div", {class: "tf-columns"});
+    const left = make(columns, "div"), right = make(columns, "div");
+    state.label(left, "Attention of each head", "Attention", "07_multi_head_attention");
+    const heads = headGrid(left, state, refresh);
+    state.label(right, "What may come next. Press one to choose it.", "next", "20_sampling");
+    const next = nextTokens(right, state, 8, (id) => {
+      state.stop();
+      text.crop(state.here + 1);
+      if (!text.isFull()) text.feed(id);
+      state.here = text.ids.length - 1;
+      refresh();
+    });
+    const settings = make(right, "div", {class: "tf-settings"});
+    slider(settings, state, refresh, TEMPERATURE);
+    slider(settings, state, refresh, TOP_K);
+    return [tokens, heads, next];
+  };
+
+  STAGES.heads = (stage, state, refresh) => {
+    const tokens = tokenRow(stage, state, refresh);
+    const columns = make(stage, "div", {class: "tf-columns"});
+    const left = make(columns, "div"), right = make(columns, "div");
+    state.label(left, "Weights of each head");
+    const heads = headGrid(left, state, refresh);
+    state.label(right, "The next token after the one that is chosen above");
+    return [tokens, heads, nextTokens(right, state, 8)];
+  };
+
+  STAGES.sampling = (stage, state, refresh) => {
+    const {text} = state;
+    const settings = make(stage, "div", {class: "tf-settings"});
+    for (const one of [TEMPERATURE, TOP_K, TOP_P, MIN_P])
+      slider(settings, state, refresh, one);
+    const columns = make(stage, "div", {class: "tf-columns tf-even"});
+    const left = make(columns, "div"), right = make(columns, "div");
+    state.label(left, "The next token");
+    const next = nextTokens(left, state, 12);
+    state.label(right, "Three texts, each with its own random numbers");
+    const texts = [1, 2, 3].map(() => make(right, "p", {class: "tf-written"}));
+    let seed = 1;
+    button(right, "Other random numbers", () => {
+      seed += 3;
+      refresh();
+    });
+    const n = text.ids.length;
+    const write = () => {
+      texts.forEach((paragraph, i) => {
+        const u = randomNumbers(seed + i);
+        while (text.ids.length < n + 40 && !text.isFull())
+          text.feed(tformerEngine.draw(
+            tformerEngine.distribution(text.logits.at(-1), state.settings), u()));
+        paragraph.textContent = `…${text.model.tokenizer.decode(text.ids.slice(n))}`;
+        text.crop(n);
+      });
+    };
+    let waiting = 0;
+    return [next, () => {
+      clearTimeout(waiting);
+      waiting = setTimeout(write, PAUSE);
+    }];
+  };
+
+  // One sentence about what is seen, for eyes and for ears.
+  const SENTENCES = {
+    story: (state) => `${SENTENCES.next(state)} ${SENTENCES.looks(state)}`,
+    heads: (state) => SENTENCES.story(state),
+    next: ({text, here, next}) => here === 0 ? "The text is empty."
+      : text.ids[here] === text.model.tokenizer.end ? "The story ends here."
+      : `After “${text.show(text.ids[here])}”, the likeliest next token is ` +
+        `“${text.show(next.likeliest)}” with ${percent(next.p)}.`,
+    looks: (state) => {
+      const {text, here, head} = state;
+      const weights = state.seen();
+      const most = weights.indexOf(Math.max(...weights));
+      const where = most === 0 ? "on the start of the text" : most === here ? "on itself"
+        : `on “${text.show(text.ids[most])}”`;
+      const share = `${(100 * weights[most]).toFixed(0)}\u00a0%`;
+      const off = [...text.model.off].sort((a, b) => a - b).map((h) => state.nameOf(h));
+      return `${SENTENCES.capital(state.nameOf(head))} has ${share} of its weight ${where}.` +
+        (off.length ? ` Switched off: ${off.join(", ")}.` : "");
+    },
+    sampling: ({next}) => next.left === 1 ? "One token is left."
+      : `${next.left} tokens are left; the likeliest has ${percent(next.p)}.`,
+    capital: (words) => words[0].toUpperCase() + words.slice(1),
+  };
+
+  const build = (figure, model) => {
+    const stage = figure.querySelector(".tf-stage");
+    const {storyteller: kind, text: start, root, head = "0"} = figure.dataset;
+    const text = makeReader(model);
+    const {n_heads} = model.config;
+    const state = {text, start, head: +head, here: 0, next: null,
+      beginnings: JSON.parse(figure.dataset.beginnings || "[]"),
+      settings: {temperature: 1, topK: 0, topP: 1, minP: 0},
+      stop: () => {}, isSilent: () => false,
+      seen: () => state.text.seen[state.here][state.head],
+      nameOf: (i) => `head ${i % n_heads + 1} of layer ${Math.floor(i / n_heads) + 1}`,
+      label: (parent, words, linked, lesson) => {
+        const p = make(parent, "p", {class: "tf-label"}, words);
+        if (!linked) return;
+        const [before, after] = words.split(linked);
+        p.replaceChildren(before);
+        make(p, "a", {href: `${root}nbs/${lesson}.html`}, linked);
+        p.append(after);
+      }};
+    text.read(start);
+    state.here = text.ids.length - 1;
+    let waiting = 0;
+    const refresh = (afresh) => {
+      drawn.forEach((draw) => draw(afresh));
+      sentence.textContent = SENTENCES[kind](state);
+      clearTimeout(waiting);
+      if (ready && !state.isSilent()) waiting = setTimeout(state.speak, SILENCE);
+    };
+    state.speak = () => { spoken.textContent = sentence.textContent; };
+    let ready = false;
+    const drawn = STAGES[kind](stage, state, refresh);
+    const sentence = make(stage, "p", {class: "tf-sentence", "aria-hidden": true});
+    const spoken = make(stage, "p", {class: "tf-heard", "aria-live": "polite"});
+    refresh(true);
+    ready = true;
+    new MutationObserver(() => refresh(true)).observe(document.documentElement,
+      {attributes: true, attributeFilter: ["data-theme"]});
+    figure.storyteller = state;
+    stage.hidden = false;
+    figure.classList.add("tf-awake");
+  };
+
+  // ---- loading
+
+  const figures = [...document.querySelectorAll("[data-storyteller]")];
+  let asked = false;
+  const ask = () => {
+    if (asked) return;
+    asked = true;
+    make(document.head, "script", {src: `${HERE}stories.js`});
+  };
+  // Called by stories.js: the configuration, and the weights in base64.
+  const receive = (config, base64) => {
+    const bytes = Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
+    for (const figure of figures) build(figure, tformerEngine.load(config, bytes));
+  };
+  const whenIdle = window.requestIdleCallback || ((work) => setTimeout(work, 200));
+  addEventListener("load", () => {
+    const near = new IntersectionObserver((entries) => {
+      if (!entries.some((entry) => entry.isIntersecting)) return;
+      near.disconnect();
+      if (!navigator.connection?.saveData) whenIdle(ask);
+    }, {rootMargin: "800px"});
+    for (const figure of figures) {
+      const start = figure.querySelector(".tf-start-model");
+      start.hidden = false;
+      start.addEventListener("click", ask);
+      near.observe(figure);
+    }
+  });
+  return {receive, makeReader, randomNumbers};
+})();
