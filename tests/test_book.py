@@ -111,10 +111,13 @@ DRAWN = {
     "takeaways",
     "chapters",
     "routes",
+    "route: build",
+    "leak",
     "machine",
     "count",
     "one line each",
-    "before and after",
+    "trained",
+    "storyteller",
 }
 
 
@@ -472,9 +475,13 @@ FAINT = {
 }
 
 
-# formulas are set, and so are those that stand in a folded box
-SET = """() => !document.querySelector(".math") || MathJax.startup.promise.then(
-    () => document.querySelector("mjx-container") !== null)"""
+# formulas are set, and so are those that stand in a folded box; a model runs
+SET = """() => {
+    document.querySelectorAll(".tf-start-model").forEach(button => button.click());
+    if (document.querySelector("[data-storyteller]:not(.tf-awake)")) return false;
+    return !document.querySelector(".math") || MathJax.startup.promise.then(
+        () => document.querySelector("mjx-container") !== null);
+}"""
 TURNED = """async theme => {    // and drawn
     for (let i = 0; i < 2; i++) await new Promise(requestAnimationFrame);
     return document.documentElement.dataset.theme === theme}"""

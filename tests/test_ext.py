@@ -605,8 +605,10 @@ def test_the_readme_shows_the_plan():
     assert course_map.in_readme(ROOT) == text, "python book/_ext/course_map.py"
     table = text.split("<!-- chapters -->")[1]
     assert table.count(".ipynb)") == len(FOUND)
-    hours = re.findall(r"About (\d+) hours", course_map.routes(ROOT, "nbs"))
-    assert f"takes about {hours[0]} hours" in " ".join(text.split())
+    words = " ".join(text.split())
+    for name in course_map.ROUTES_BY_NAME:
+        hours = course_map.hours(ROOT, name)
+        assert re.search(rf"\(book/routes/{name}\.md\)[^.]* {hours} hours", words), name
 
 
 def test_hours_are_the_sum_of_what_is_measured(tmp_path):
@@ -620,10 +622,63 @@ def test_hours_are_the_sum_of_what_is_measured(tmp_path):
         "utf-8",
     )
     assert 45 <= course_map.minutes(course.Notebook(path=path)) < 46
+    hours = {name: course_map.hours(ROOT, name) for name in course_map.ROUTES_BY_NAME}
     page = course_map.routes(ROOT, "../nbs")
-    hours = [int(h) for h in re.findall(r"About (\d+) hours", page)]
-    assert len(hours) == 3 and hours[2] == max(hours)
-    assert hours[2] > hours[0] > 10
+    assert [int(h) for h in re.findall(r"About (\d+) hours", page)] == [*hours.values()]
+    assert hours["build"] > hours["understand"] > hours["today"] > hours["check"] > 0
+
+
+def test_a_route_has_what_its_lessons_need():
+    "A lesson that another one needs is on the route, and stands before it."
+    needs = {
+        ch["nb"]: re.findall(r"\]\(([0-9]\w+)\.ipynb\)", ch["needs"])
+        for part in course_map.plan(ROOT)
+        for ch in part["chapters"]
+    }
+    for name in ("understand", "build"):
+        on = [nb.name for nb in course_map.on_route(ROOT, name)]
+        assert on and len({*on}) == len(on)
+        for i, nb in enumerate(on):
+            assert {*needs[nb]} <= {*on[:i]}, (name, nb)
+    assert course_map.on_route(ROOT, "build")[0].name == "A0_tensors"
+
+
+@pytest.mark.parametrize(
+    "minutes, words",
+    [(1, "5 min"), (43, "45 min"), (58, "1 h"), (61, "1 h"), (79, "1 h 20 min")],
+)
+def test_minutes_in_words(minutes, words):
+    assert course_map.duration(minutes) == words
+
+
+def test_a_page_of_a_route_has_a_box_for_each_lesson():
+    page = course_map.route_page(ROOT, "today", "../../")
+    on = [nb.name for nb in course_map.on_route(ROOT, "today")]
+    assert re.findall(r'data-page="nbs/([^"]*)"', page) == on
+    assert re.findall(r'href="../../nbs/([^"]*)\.html"', page) == on
+    assert f'data-pages="{" ".join(f"nbs/{name}" for name in on)}"' in page
+    assert "21 The KV cache</a>" in page
+
+
+def test_the_first_page_says_what_the_record_of_the_leak_says(tmp_path):
+    said = course_map.leak(ROOT, "")
+    assert "5.17.0" in said and "RoFormer, MegatronBert, RemBert, BigBird" in said
+    assert "all 4 of them" in said and "the 2 sound decoders" in said
+    folder = tmp_path / "tformer" / "records"
+    folder.mkdir(parents=True)
+    record = ROOT / "tformer" / "records" / "public_leak.csv"
+    text = record.read_text(encoding="utf-8")
+    for old, new in (
+        ("5.23.0,RoFormerForCausalLM,False", "5.23.0,RoFormerForCausalLM,True"),
+        ("5.17.0,BertLMHeadModel,False", "5.17.0,BertForCausalLM,True"),
+    ):
+        assert old in text
+        (folder / record.name).write_text(text.replace(old, new), encoding="utf-8")
+        if new.startswith("5.23"):
+            with pytest.raises(ValueError, match=r"5\.17\.0"):
+                course_map.leak(tmp_path, "")
+        else:
+            assert course_map.leak(tmp_path, "") != said
 
 
 def test_the_table_states_the_rule_of_the_hours():

@@ -1,43 +1,70 @@
 """Draw the course's plan, ``book/chapters.yml``: its chapters and routes.
 
-``<!-- chapters -->`` in a page becomes the table of chapters, ``<!-- routes
--->`` the routes as cards with their hours, ``<!-- before and after -->`` what
-the tour's model writes before and after training (the outputs of its cells
-that say ``#| landing: before`` and ``#| landing: after``), ``<!-- count -->``
-the number of ✓. Hours are estimates, and one rule makes them: a chapter takes
-the time to read its words and its code plus the minutes of its exercises. Run
-as a program, this file rewrites the table in README.md.
+``<!-- chapters -->`` in a page becomes the table of chapters, ``<!-- routes -->`` the
+routes as cards with their hours, ``<!-- route: name -->`` the lessons of one of them,
+``<!-- leak -->`` what a check found in a library, and ``<!-- count -->`` the number
+of ✓. Hours are estimates, and one rule makes them: a chapter takes the time to read its
+words and its code plus the minutes of its exercises. Run as a program, this file
+rewrites the table in README.md.
 """
 
 from __future__ import annotations
 
+import csv
 import html
-import json
 import math
 import re
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import yaml
 
-from course import NUMBER, Notebook, code_cells, measure, notebook_path, notebooks
+from course import NUMBER, Notebook, measure, notebooks
 
 CHAPTERS = "<!-- chapters -->"
 ROUTES = "<!-- routes -->"
-SAMPLES = "<!-- before and after -->"
 COUNT = "<!-- count -->"
 README_TABLE = re.compile(r"(<!-- chapters -->\n).*?(<!-- /chapters -->)", re.S)
-NAMES = {
-    "gpt": (
-        "Build a GPT",
-        "The core: from one dot product to a trained decoder that writes.",
+ROUTE = re.compile(r"<!-- route: (\w+) -->")
+LEAK = "<!-- leak -->"
+TENSORS = "A0_tensors"  # what a reader without PyTorch reads before all others
+
+
+@dataclass(frozen=True)
+class Route:
+    "A way through the course."
+
+    flag: str  # the lessons that have it in the plan are on the route
+    title: str
+    purpose: str
+
+
+ROUTES_BY_NAME = {
+    "understand": Route(
+        "understand",
+        "Understand it",
+        "How text becomes numbers, what attention computes, how the parts become a GPT,"
+        " and how it writes.",
     ),
-    "serve": (
-        "Serve it",
-        "For those who have a model and want it fast: caches,"
-        " batching, costs, and the attention of today's models.",
+    "build": Route(
+        "gpt",
+        "Build one",
+        "The core of the course: from one dot product to a decoder of today that you"
+        " have trained and checked.",
     ),
-    "all": ("All of it", "Every chapter and appendix, in order."),
+    "today": Route(
+        "today",
+        "You know a GPT",
+        "What models of today do differently: caches, batches, shared and latent keys,"
+        " windows and sparse attention.",
+    ),
+    "check": Route(
+        "check",
+        "Check your own model",
+        "Find the mistakes that raise no error, in any model that turns ids into"
+        " logits.",
+    ),
 }
 
 
@@ -82,64 +109,83 @@ def chapters(root: Path, folder: str) -> str:
     return "\n".join(rows)
 
 
-def routes(root: Path, folder: str) -> str:
-    "The routes as cards: purpose, hours, first chapter, what is on them."
+def on_route(root: Path, name: str) -> list[Notebook]:
+    "The notebooks on a route, in the order of the course; tensors come first."
     found = {nb.name: nb for nb in notebooks(root)}
-    every = [ch for part in plan(root) for ch in part["chapters"]]
-    out = ["`````{grid} 1 1 3 3", ":gutter: 3", ""]
-    for key, (name, purpose) in NAMES.items():
-        on = [ch for ch in every if key == "all" or ch.get(key)]
-        hours = math.ceil(sum(minutes(found[ch["nb"]]) for ch in on) / 60)
-        links = [
-            f"[{number(ch['nb']) or ch['title']}]({folder}/{ch['nb']}.ipynb)"
-            for ch in on
-        ]
-        path = (
-            f"{len(on)} chapters and appendices"
-            if key == "all"
-            else ("Chapters " + ", ".join(links))
-        )
+    flag = ROUTES_BY_NAME[name].flag
+    on = [ch["nb"] for part in plan(root) for ch in part["chapters"] if ch.get(flag)]
+    return [found[nb] for nb in sorted(on, key=lambda nb: nb != TENSORS)]
+
+
+def hours(root: Path, name: str) -> int:
+    "About how many hours a route takes."
+    return math.ceil(sum(map(minutes, on_route(root, name))) / 60)
+
+
+def routes(root: Path, folder: str) -> str:
+    "The routes as cards: title, purpose and hours. Each leads to its own page."
+    out = ["`````{grid} 1 2 2 2", ":gutter: 3", ""]
+    for name, route in ROUTES_BY_NAME.items():
+        pages = " ".join(f"nbs/{nb.name}" for nb in on_route(root, name))
         out += [
-            f"````{{grid-item-card}} {name}",
-            purpose,
+            "````{grid-item-card} " + route.title,
+            f":link: routes/{name}",
+            ":link-type: doc",
             "",
-            f"**About {hours} hours.** {path}.",
+            route.purpose,
+            "",
+            f"**About {hours(root, name)} hours** "
+            f'<span class="tf-progress" data-pages="{pages}"></span>',
             "````",
             "",
         ]
     return "\n".join([*out, "`````"])
 
 
-def said(root: Path, which: str) -> str:
-    "What the tour's cell that is marked so has printed."
-    path = notebook_path(root, "00_tour")
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    for cell in code_cells(cells):
-        if cell.directives.get("landing") == which:
-            return "".join("".join(out.get("text", "")) for out in cell.outputs)
-    raise ValueError(f"no cell of {path.name} says #| landing: {which}")
+def duration(some: float) -> str:
+    "Minutes in words: 40 min, 1 h, 1 h 20 min."
+    whole = 5 * max(1, round(some / 5))
+    full, rest = divmod(whole, 60)
+    return " ".join([f"{full} h"] * (full > 0) + [f"{rest} min"] * (rest > 0))
 
 
-def before_and_after(root: Path, folder: str) -> str:
-    "Two boxes of text: the same model, untrained and trained."
-    boxes = []
-    for which, title in (
-        ("before", "Before training"),
-        ("after", "After a minute or two of it"),
-    ):
-        text = "".join(
-            c if c.isprintable() or c == "\n" else "\ufffd" for c in said(root, which)
+def route_page(root: Path, name: str, way: str) -> str:
+    "The lessons of a route as a list, each with a box for a tick."
+    builds = {ch["nb"]: ch["builds"] for part in plan(root) for ch in part["chapters"]}
+    on = on_route(root, name)
+    items = ""
+    for nb in on:
+        title = html.escape(f"{number(nb.name)} {nb.title or nb.name}".strip())
+        items += (
+            f'<li><label><input type="checkbox" data-page="nbs/{nb.name}" hidden>'
+            f'<a href="{way}nbs/{nb.name}.html">{title}</a></label>'
+            f"<em>{duration(minutes(nb))}</em>"
+            f"<span>{html.escape(builds[nb.name])}</span></li>"
         )
-        lines = [" ".join(part.split()) for part in text.split("\n\n")]
-        shown = "\n\n".join(lines)[:400].rpartition(" ")[0] + " …"
-        boxes.append(
-            f"<figure><figcaption>{title}</figcaption><pre>"
-            f"{html.escape(shown)}</pre></figure>"
-        )
+    pages = " ".join(f"nbs/{nb.name}" for nb in on)
     return (
-        '```{raw} html\n<div class="tf-samples">'
-        + "".join(boxes).replace("\n\n", "\n&#8203;\n")
-        + "</div>\n```"
+        f"About {hours(root, name)} hours.\n\n```{{raw}} html\n"
+        f'<ul class="tf-route">{items}</ul>'
+        f'<p class="tf-progress" data-pages="{pages}" aria-live="polite"></p>\n```'
+    )
+
+
+def leak(root: Path, folder: str) -> str:
+    "What `check.causal` found in a library, from the record of that run."
+    path = Path(root) / "tformer" / "records" / "public_leak.csv"
+    with path.open(encoding="utf-8", newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    old, new = sorted({row["transformers"] for row in rows})
+    found = [row for row in rows if row["found"] == "True"]
+    if {row["transformers"] for row in found} != {old}:
+        raise ValueError(f"{path.name}: only {old} should have a leak")
+    names = [row["model"].removesuffix("ForCausalLM") for row in found]
+    others = sum(row["transformers"] == old for row in rows) - len(found)
+    return (
+        f"in version {old} of `transformers` it finds all {len(found)} of them"
+        f" ({', '.join(names)}) and names the layer; the {others} sound decoders that"
+        f" were tried beside them pass, and in version {new}, where the masks are back,"
+        " all of them do"
     )
 
 
@@ -162,7 +208,7 @@ def on_source_read(app, docname, content):
     for mark, draw in (
         (CHAPTERS, chapters),
         (ROUTES, routes),
-        (SAMPLES, before_and_after),
+        (LEAK, leak),
         (COUNT, count),
     ):
         if mark in content[0]:
@@ -173,6 +219,8 @@ def on_source_read(app, docname, content):
             ):
                 app.env.note_dependency(str(path))
             content[0] = content[0].replace(mark, draw(root, "../nbs"))
+    way = "../" * docname.count("/")
+    content[0] = ROUTE.sub(lambda m: route_page(root, m[1], way), content[0])
 
 
 def setup(app):

@@ -165,7 +165,57 @@
     if (box.top < frame.top || box.bottom > Math.min(frame.bottom, innerHeight))
       bar.scrollTop += box.top - frame.top - bar.clientHeight / 2;
   };
+  // Lessons that were read are ticked, on the pages of the routes and at the foot of
+  // each lesson. Only this browser keeps the ticks.
+  const READ = "tformer-read";
+  const ticked = () => {
+    try {
+      return new Set(JSON.parse(localStorage.getItem(READ)) || []);
+    } catch {
+      return new Set();     // the browser keeps nothing, or something else
+    }
+  };
+  const ticks = () => {
+    const path = decodeURIComponent(location.pathname).match(/nbs\/[0-9A][^/]*(?=\.html$)/);
+    const article = document.querySelector("article.bd-article");
+    if (path && article) {
+      const label = document.createElement("label");
+      label.className = "tf-done";
+      const box = document.createElement("input");
+      box.type = "checkbox";
+      box.dataset.page = path[0];
+      label.append(box, "I have read this lesson");
+      article.append(label);
+    }
+    const boxes = [...document.querySelectorAll("input[data-page]")];
+    const show = () => {
+      const read = ticked();
+      boxes.forEach((box) => { box.checked = read.has(box.dataset.page); });
+      document.querySelectorAll(".tf-progress").forEach((line) => {
+        const pages = line.dataset.pages.split(" ");
+        const n = pages.filter((page) => read.has(page)).length;
+        line.textContent = n ? `${n} of ${pages.length} read` : "";
+      });
+    };
+    boxes.forEach((box) => {
+      box.hidden = false;
+      box.addEventListener("change", () => {
+        const read = ticked();
+        if (box.checked) read.add(box.dataset.page);
+        else read.delete(box.dataset.page);
+        try {
+          localStorage.setItem(READ, JSON.stringify([...read]));
+        } catch {
+          return;           // private windows may refuse; the tick holds until one leaves
+        }
+        show();
+      });
+    });
+    show();
+    addEventListener("storage", show);      // another window has ticked
+  };
   addEventListener("load", () => {
+    ticks();
     name();
     skip();
     together();
