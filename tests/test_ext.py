@@ -395,6 +395,36 @@ def test_names_of_the_package_are_sections():
     assert forward["text"] == "The normed x."
 
 
+WORKS = """<section id="bibliography"><h1>Bibliography</h1>
+<div role="list"><div class="citation" id="id2" role="listitem">
+<span class="label">[VSP+17]</span><p>Ashish Vaswani, Aidan N. Gomez, and {others}.
+{title} In <em>Advances in Systems 30</em>, 5998. 2017.</p></div></div></section>"""
+
+
+@pytest.mark.parametrize(
+    "others, title",
+    [
+        ("Łukasz Kaiser", "Attention is all you need"),
+        ("others", "What do position embeddings learn?"),
+        ("Noah A. Smith", "GPT-3.5: a study, with 1.5 parts"),
+    ],
+)
+def test_works_are_sections_under_their_titles(others, title):
+    html = WORKS.format(others=others, title=title if title[-1] == "?" else f"{title}.")
+    _, work = section_search.read_sections("book/bibliography", html)
+    assert (work["title"], work["kind"]) == (title, "work")
+    assert work["url"] == "book/bibliography.html#id2" and "Gomez" in work["text"]
+
+
+def test_every_page_with_a_text_of_its_own_is_searched():
+    names = [nb.name for nb in FOUND] + [f"../book/{page.stem}" for page in PAGES]
+    unread = {name for name in names if section_search.NO_TEXT.search(f"nbs/{name}")}
+    assert unread == {"../book/chapters", "../book/takeaways"}
+    assert all(
+        map(section_search.NO_TEXT.search, ["search", "404", "_modules/tformer"])
+    )
+
+
 # --- mend_pages.py, site_pages.py
 
 FORMULA = r'<span class="math notranslate nohighlight">\(x\)</span>'
