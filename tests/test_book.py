@@ -1063,6 +1063,8 @@ WANTED = {
     "mixed precision bf16": "What a step keeps in memory",
     "relative position bias T5": "Biases on the distance",
     "BERT 80 10 10 masking": "The rule of 15 percent",
+    # words that hardly any section has all of
+    "beam width BLEU drop": "What a wider beam finds",
     # names of other libraries, a number, papers
     "is_causal": "Masks: True means blocked",
     "key_padding_mask": "Masks: True means blocked",
