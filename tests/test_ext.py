@@ -395,6 +395,36 @@ def test_names_of_the_package_are_sections():
     assert forward["text"] == "The normed x."
 
 
+WORKS = """<section id="bibliography"><h1>Bibliography</h1>
+<div role="list"><div class="citation" id="id2" role="listitem">
+<span class="label">[VSP+17]</span><p>Ashish Vaswani, Aidan N. Gomez, and {others}.
+{title} In <em>Advances in Systems 30</em>, 5998. 2017.</p></div></div></section>"""
+
+
+@pytest.mark.parametrize(
+    "others, title",
+    [
+        ("Łukasz Kaiser", "Attention is all you need"),
+        ("others", "What do position embeddings learn?"),
+        ("Noah A. Smith", "GPT-3.5: a study, with 1.5 parts"),
+    ],
+)
+def test_works_are_sections_under_their_titles(others, title):
+    html = WORKS.format(others=others, title=title if title[-1] == "?" else f"{title}.")
+    _, work = section_search.read_sections("book/bibliography", html)
+    assert (work["title"], work["kind"]) == (title, "work")
+    assert work["url"] == "book/bibliography.html#id2" and "Gomez" in work["text"]
+
+
+def test_every_page_with_a_text_of_its_own_is_searched():
+    names = [nb.name for nb in FOUND] + [f"../book/{page.stem}" for page in PAGES]
+    unread = {name for name in names if section_search.NO_TEXT.search(f"nbs/{name}")}
+    assert unread == {"../book/chapters", "../book/takeaways"}
+    assert all(
+        map(section_search.NO_TEXT.search, ["search", "404", "_modules/tformer"])
+    )
+
+
 # --- mend_pages.py, site_pages.py
 
 FORMULA = r'<span class="math notranslate nohighlight">\(x\)</span>'
@@ -765,18 +795,24 @@ def test_types_of_the_standard_library_have_addresses():
 # --- what the pages promise
 
 
-def read_glossary(text):
-    """Meanings by term, and by the first term of an entry where it is explained."""
+def glossary_entries(text):
+    """Yield the terms of each entry, what it says, and where it is explained."""
     body = re.search(r"```\{glossary\}\n:sorted:\n(.*?)```", text, re.S)[1]
-    meanings, places = {}, {}
     for block in re.split(r"\n\n(?! )", body.strip()):
         lines = block.splitlines()
         terms = [line for line in lines if line and not line.startswith("  ")]
         meaning, *more = "\n".join(lines[len(terms) :]).split("\n\n")
+        yield terms, " ".join(meaning.split()), " ".join(" ".join(more).split())
+
+
+def read_glossary(text):
+    """Meanings by term, and by the first term of an entry where it is explained."""
+    meanings, places = {}, {}
+    for terms, meaning, place in glossary_entries(text):
         for term in terms:
             assert term.lower() not in meanings, f"twice: {term}"
-            meanings[term.lower()] = " ".join(meaning.split())
-        places[terms[0].lower()] = " ".join(" ".join(more).split())
+            meanings[term.lower()] = meaning
+        places[terms[0].lower()] = place
     return meanings, places
 
 
@@ -843,6 +879,80 @@ def test_terms_are_in_the_glossary(path):
     text = path.read_text(encoding="utf-8")
     used = re.findall(r"\{term\}`(?:[^`<]*<)?([^`<>]+?)>?`", text)
     assert not {t.lower() for t in used} - set(glossary()[0])
+
+
+OUTSIDE = yaml.safe_load(
+    (ROOT / "tests" / "outside_words.yml").read_text(encoding="utf-8")
+)
+
+
+def open_sections(text):
+    """The prose behind each label that is not folded, up to *What to remember*."""
+    found, label, boxes = {}, None, 0
+    for line, is_text in course.lines_outside_fences(text):
+        gate = course.GATE.search(line)
+        if gate:
+            boxes += 1 if gate[2] == "start" else -1
+        elif line == "## What to remember":
+            break
+        elif is_text and not boxes:
+            opened = course.LABEL.match(line)
+            label = opened[1] if opened else label
+            found[label] = "" if opened else f"{found.get(label, '')}{line}\n"
+    return {label: course.plain(" ".join(x.split())) for label, x in found.items()}
+
+
+def not_taught(words, prose, entries):
+    """Names that a section does not hold, or from which the glossary does not lead."""
+    places = {term: place for terms, _, place in entries for term in terms}
+    for label, names in words.items():
+        for name in names:
+            flags = re.I if name.islower() else 0
+            if not re.search(rf"\b{re.escape(name)}\b", prose.get(label, ""), flags):
+                yield f"{name} is not in the open text of {label}"
+            if f"](#{label})" not in places.get(name, ""):
+                yield f"{name} does not lead to {label} in the glossary"
+
+
+def test_the_words_of_the_world_stand_where_they_are_taught():
+    prose = {}
+    for nb in FOUND:
+        prose |= open_sections(nb.text)
+    text = (ROOT / "book/glossary.md").read_text(encoding="utf-8")
+    assert list(not_taught(OUTSIDE, prose, glossary_entries(text))) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "term", "place", "problems"),
+    [
+        ("(s-a)=\n## A\n\nIt is a *{term}`ring buffer`*.", "ring buffer", "s-a", 0),
+        (
+            "(s-a)=\n\nRing buffers.\n\n(s-b)=\n\nA ring buffer.",
+            "ring buffer",
+            "s-a",
+            1,
+        ),
+        ("(s-a)=\n\nA buffer.", "ring buffer", "s-b", 2),
+        ("(s-a)=\n\n```{answer}\nA ring buffer.\n```", "ring buffer", "s-a", 1),
+        (
+            "(s-a)=\n\n```{more-start} More\n```\nA ring buffer.\n```{more-end}\n```",
+            "ring buffer",
+            "s-a",
+            1,
+        ),
+        (
+            "(s-a)=\n\nNo.\n\n## What to remember\n\nA ring buffer.",
+            "ring buffer",
+            "s-a",
+            1,
+        ),
+        ("(s-a)=\n\nA ring buffer.", "rolling cache", "s-a", 1),
+    ],
+)
+def test_a_word_that_is_taught_nowhere_is_found(text, term, place, problems):
+    entries = [([term], "A cache.", f"Explained in [A](#{place}).")]
+    found = not_taught({"s-a": ["ring buffer"]}, open_sections(text), entries)
+    assert len(list(found)) == problems
 
 
 def works():

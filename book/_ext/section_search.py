@@ -56,7 +56,7 @@ KINDS = (
 )
 # pages of other pages' sentences, and pages without any
 NO_TEXT = re.compile(
-    r"_modules/|(?:chapters|takeaways|genindex|py-modindex|search|404)$"
+    r"_modules/|(?:^|/)(?:chapters|takeaways|genindex|py-modindex|search|404)$"
 )
 
 
@@ -66,6 +66,7 @@ class Section:
 
     id: str
     titles: list[str] = field(default_factory=list)
+    kind: str = ""  # if it is not that of its page
     words: list[str] = field(default_factory=list)
     printed: list[str] = field(default_factory=list)
     links: list[str] = field(default_factory=list)
@@ -89,19 +90,27 @@ def text_of(element) -> str:
     return " ".join("".join(texts).split())
 
 
+def title_of_work(citation) -> str:
+    "Return the title of a work: what follows its authors, up to the next full stop."
+    text = " ".join(citation.find("p").text_content().split())
+    # no author ends with a single letter; a title may end with a question mark
+    found = re.search(r"(?<![ .-][^\W\d_])\. (.+?[.?!])(?= (?:[A-Z(\d]|$))", text)
+    return found[1].rstrip(".") if found else text
+
+
 class Reader:
     """Collect the sections of a page.
 
     What stands in a section belongs to it alone and not to the section around it. In a
-    list of names or terms, each of them with what is said of it is a section.
+    list of names, terms or works, each of them with what is said of it is a section.
     """
 
     def __init__(self):
         self.sections: list[Section] = []
         self.around: list[Section] = []
 
-    def begin(self, name: str, titles: list[str]) -> None:
-        self.sections.append(Section(name, titles))
+    def begin(self, name: str, titles: list[str], kind: str = "") -> None:
+        self.sections.append(Section(name, titles, kind))
         self.around.append(self.sections[-1])
 
     def read(self, element, into: str = "words") -> None:
@@ -124,9 +133,13 @@ class Reader:
         if "math" in classes and self.around:
             getattr(self.around[-1], into).append(spoken(element.text_content()))
             return
-        opened = tag == "section" and element.get("id")
-        if opened:
-            self.begin(element.get("id"), [])
+        opened = (
+            element.get("id") if tag == "section" or "citation" in classes else None
+        )
+        if opened and "citation" in classes:
+            self.begin(opened, [title_of_work(element)], "work")
+        elif opened:
+            self.begin(opened, [])
         elif element.get("id") and self.around:
             self.around[-1].anchors.append(element.get("id"))
         if tag == "a" and "internal" in classes and self.around:
@@ -186,7 +199,7 @@ def read_sections(page: str, body: str) -> list[dict]:
             "title": titles[0],
             "text": spaced(section.words),
             "printed": spaced(section.printed),
-            "kind": kind_of(page),
+            "kind": section.kind or kind_of(page),
             "anchors": section.anchors,
         }
         if section.id.startswith("term-"):

@@ -2,16 +2,22 @@
 
    search-sections.js holds what is searched, and MiniSearch finds and ranks it. Where
    the query is a term of the glossary or another name of it, the sections that
-   explain it come first. Nothing is fetched. */
+   explain it come first; a term that stands in a longer query lifts them. Nothing is
+   fetched. */
 (() => {
   const SHOWN = 30;            // results at once
   const AROUND = 240;          // letters of an excerpt
-  const STOP = new Set(("a an and are as at be by do does for from how i in is it of on " +
-    "or the to vs what when where which why with").split(" "));
-  const KIND = { lesson: 2, term: 1.6, package: 1.2, appendix: 1.1, page: 1, name: 0.25,
-    list: 0.4 };
+  const FEW = 4;               // below, sections with some of the words come as well
+  const LIFT = 3;              // of a section that explains a term in the query
+  const WHOLE = 4;             // times as much weight as one part of it has a_name
+  const LONGEST = 4;           // words of a term
+  const STOP = new Set(("a an and are as at be by can do does for from get has have how " +
+    "i in is it me my not of on or should that the this to use versus vs was we what " +
+    "when where which why will with you your").split(" "));
+  const KIND = { lesson: 2, term: 1.6, package: 1.2, appendix: 1.1, page: 1, work: 0.5,
+    name: 0.25, list: 0.4 };
   const CALLED = { term: "Glossary", name: "The package", package: "The package",
-    appendix: "Appendix", list: "Reference", page: "Reference" };
+    appendix: "Appendix", list: "Reference", page: "Reference", work: "Reference" };
   const WORD = /√|[\p{L}\p{N}]+(?:[._'’-][\p{L}\p{N}]+)*/gu;
 
   // A word and the parts that a hyphen, a dot or a low line joins; 10,000 is a number.
@@ -33,7 +39,9 @@
     return word.replace(/ies$/, "y").replace(/(?<=.{3})(?:ings?|ed|es|s)$/, "")
       .replace(/(?<=.{3})e$/, "");
   };
-  const normal = (text) => split(text).map(stem).filter((word) => word).join(" ");
+  // A name however it is written: pre-norm, prenorm, pre norm.
+  const normal = (text) =>
+    text.toLowerCase().replace(/[^_√\p{L}\p{N}]/gu, "").replace(/(?<=...)s$/, "");
 
   const sections = window.SEARCH_SECTIONS;
   const index = new MiniSearch({
@@ -42,7 +50,8 @@
     tokenize: split,
     processTerm: stem,
     extractField: (section, name) => name === "names" ?
-      (section.names || []).join(" ; ") : section[name],
+      (section.names || []).join(" ; ") :
+      name === "title" && section.names ? "" : section[name],
   });
   // In pieces, so that the page answers in the meantime.
   const reading = index.addAllAsync(
@@ -60,27 +69,50 @@
     }
   });
   sections.forEach((section, id) => {
+    if (section.kind === "work") pin(normal(section.title), [id]);
     if (section.kind === "name") {
       const name = section.title.split(".").pop();
       if (/_|[a-z][A-Z]/.test(name)) pin(normal(name), [id]);
     }
   });
 
+  // The sections that explain terms of some words, or with capitals, in a query.
+  const named = (query) => {
+    const words = query.split(/\s+/), found = new Set();
+    for (let from = 0; from < words.length; from++)
+      for (let to = from + 1; to <= Math.min(from + LONGEST, words.length); to++) {
+        const name = words.slice(from, to).join(" ");
+        if (to - from > 1 || /\p{Lu}|\d/u.test(name))
+          (first.get(normal(name)) || []).forEach((id) => found.add(id));
+      }
+    return new Set([...found].filter((id) => sections[id].kind !== "term"));
+  };
+  // A word with low lines is found as it is, or by all of its parts.
+  const every = (queries) => ({ combineWith: "AND", queries: queries.filter((query) =>
+    typeof query !== "string" || stem(query)) });
+  const asked = (query) => every((query.replace(/(\d),(?=\d{3})/g, "$1").match(WORD) || []).map((word) => {
+    const [whole, ...parts] = split(word);
+    return parts.filter(stem).length < 2 ? whole :
+      { combineWith: "OR", queries: [{ queries: [whole], boostTerm: () => WHOLE },
+        every(parts)] };
+  }));
   const search = (query) => {
+    const lifted = named(query);
     const options = {
       boost: { page: 4, title: 3, names: 3, printed: 0.5 },
-      boostDocument: (id) => KIND[sections[id].kind],
-      combineWith: "AND",
+      boostDocument: (id) => KIND[sections[id].kind] * (lifted.has(id) ? LIFT : 1),
       prefix: (word) => word.length > 3,
     };
-    let found = index.search(query, options);
-    if (!found.length)
-      found = index.search(query, { ...options, combineWith: "OR",
-        fuzzy: (word) => word.length > 4 ? 0.2 : false });
+    const found = index.search(asked(query), options);
+    if (found.length < FEW)
+      found.push(...index.search(query, { ...options, combineWith: "OR",
+        fuzzy: (word) => !found.length && word.length > 4 ? 0.2 : false }));
     const words = new Map(found.map((hit) => [hit.id, hit.terms]));
-    const asked = split(query).map(stem).filter((word) => word);
-    const ids = [...(first.get(normal(query)) || []), ...found.map((hit) => hit.id)];
-    return [...new Set(ids)].map((id) => [sections[id], words.get(id) || asked]);
+    const plain = split(query).map(stem).filter((word) => word);
+    const name = normal(query);
+    const pinned = first.get(name) || first.get(name.replace(/_/g, "")) || [];
+    const ids = [...pinned, ...found.map((hit) => hit.id)];
+    return [...new Set(ids)].map((id) => [sections[id], words.get(id) || plain]);
   };
 
   // Pieces of a text; every second one is a word that was asked for.
