@@ -7,6 +7,7 @@ import torch
 
 import storyteller  # book/_ext, where the conftest of the root looks
 from conftest import ROOT
+from tformer.bundle import tell
 from tformer.corpora import stories
 from tformer.inference.generation import generate
 from tformer.inference.logits import (
@@ -372,20 +373,21 @@ def test_settings_cut_tokens_and_change_three_texts(opened):
     assert sentence(page) == "One token is left."
     assert page.locator(".tf-next .tf-cut").count() == 11
     page.wait_for_function(
-        "new Set([...document.querySelectorAll('.tf-written')].map("
+        "new Set([...document.querySelectorAll('.tf-columns .tf-written')].map("
         "p => p.textContent)).size === 1"
     )
-    texts = page.locator(".tf-written").all_text_contents()
+    texts = page.locator(".tf-columns .tf-written").all_text_contents()
     assert len(texts) == 3 and texts[0].startswith("… kite")
     page.keyboard.press("End")
     page.wait_for_function(
-        "new Set([...document.querySelectorAll('.tf-written')].map("
+        "new Set([...document.querySelectorAll('.tf-columns .tf-written')].map("
         "p => p.textContent)).size > 1"
     )
-    before = page.locator(".tf-written").all_text_contents()
+    before = page.locator(".tf-columns .tf-written").all_text_contents()
     page.get_by_role("button", name="Other random numbers").click()
     page.wait_for_function(
-        "before => document.querySelector('.tf-written').textContent !== before",
+        "before => before !== "
+        "document.querySelector('.tf-columns .tf-written').textContent",
         arg=before[0],
     )
 
@@ -395,6 +397,21 @@ def test_the_lesson_on_heads_asks_about_one_text(opened):
     page.get_by_role("button", name="Switch off head 2 of layer 1").click()
     assert "“ball”" in sentence(page)
     assert page.get_by_role("textbox").count() == 0
+
+
+def test_the_first_page_says_what_goes_wrong(bundle):
+    "Most mistakes are about who: somebody unknown, or the same child twice."
+    problems = [
+        problem
+        for story in tell(bundle, 60, seed=1)
+        for _, found in stories.grade_sentences(story)
+        for problem in found
+    ]
+    who = [p for p in problems if "never introduced" in p or "comes in twice" in p]
+    assert len(problems) > 10 and len(who) > len(problems) / 2, problems
+    said = storyteller.say_quality(ROOT)
+    assert "200 stories" in said and "95 % of their sentences" in said
+    assert storyteller.say_training(ROOT) == "4.4 minutes"
 
 
 # ---- where it cannot run, and how it looks

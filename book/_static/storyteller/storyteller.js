@@ -54,11 +54,14 @@ window.tformerStoryteller = (() => {
   };
 
   // Numbers between 0 and 1, the same ones for the same seed (mulberry32).
-  const randomNumbers = (seed) => () => {
-    seed = (seed + 0x6d2b79f5) | 0;
-    let t = Math.imul(seed ^ (seed >>> 15), 1 | seed);
-    t = (t + Math.imul(t ^ (t >>> 7), 61 | t)) ^ t;
-    return ((t ^ (t >>> 14)) >>> 0) / 4294967296;
+  const randomNumbers = (start) => {
+    let seed = Math.imul(start, 0x9e3779b9);    // neighbors begin far apart
+    return () => {
+      seed = (seed + 0x6d2b79f5) | 0;
+      let t = Math.imul(seed ^ (seed >>> 15), 1 | seed);
+      t = (t + Math.imul(t ^ (t >>> 7), 61 | t)) ^ t;
+      return ((t ^ (t >>> 14)) >>> 0) / 4294967296;
+    };
   };
 
   // ---- a text that a model reads and writes; it touches no page
@@ -332,6 +335,7 @@ window.tformerStoryteller = (() => {
 
   STAGES.sampling = (stage, state, refresh) => {
     const {text} = state;
+    make(stage, "p", {class: "tf-written tf-given"}, `${state.start} …`);
     const settings = make(stage, "div", {class: "tf-settings"});
     for (const one of [TEMPERATURE, TOP_K, TOP_P, MIN_P])
       slider(settings, state, refresh, one);
