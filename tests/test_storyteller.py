@@ -400,7 +400,7 @@ def test_the_lesson_on_heads_asks_about_one_text(opened):
 
 
 def test_the_first_page_says_what_goes_wrong(bundle):
-    "Most mistakes are about who: somebody unknown, or the same child twice."
+    "Many mistakes are about who: somebody unknown, or the same child twice."
     problems = [
         problem
         for story in tell(bundle, 60, seed=1)
@@ -408,7 +408,7 @@ def test_the_first_page_says_what_goes_wrong(bundle):
         for problem in found
     ]
     who = [p for p in problems if "never introduced" in p or "comes in twice" in p]
-    assert len(problems) > 10 and len(who) > len(problems) / 2, problems
+    assert len(problems) > 10 and len(who) > len(problems) / 3, problems
     said = storyteller.say_quality(ROOT)
     assert "200 stories" in said and "95 % of their sentences" in said
     assert storyteller.say_training(ROOT) == "4.4 minutes"

@@ -246,7 +246,7 @@ def say_quality(root: Path) -> str:
         " compares its tokens, logits and attention with those of PyTorch. Before its"
         f" weights were rounded to bytes it told {said['samples']} stories: {right} of"
         f" their sentences were right, and {flawless} of the stories had no mistake."
-        " What goes wrong is mostly *who*: a friend who is never introduced, or a girl"
+        " What goes wrong is often *who*: a friend who is never introduced, or a girl"
         " who is her own friend. [Trained models](../nbs/A8_trained.ipynb) measures"
         " that, and what its heads do."
     )
