@@ -28,13 +28,18 @@ PASSAGES = {
     ),
     "install": (
         ' Without a clone: `pip install "tformer[plot] @ '
-        'git+https://github.com/{owner}/tformer"`.'
+        'https://{owner}.github.io/tformer/_static/wheel/{wheel}"`.'
     ),
     "read": "; once published, <https://{owner}.github.io/tformer/>",
 }
 
 # how the cell for Colab installs the package, as it stands in a notebook's file
-INSTALL = r"%pip install -q \"tformer{extra} @ git+https://github.com/{owner}/tformer\""
+# from the wheel beside the pages, so that it is of their version
+WHEEL = r"tformer-[\w.]+-py3-none-any\.whl"
+INSTALL = (
+    r"%pip install -q \"tformer{extra} @ "
+    r"https://{owner}.github.io/tformer/_static/wheel/{wheel}\""
+)
 TELL = (
     r'print(\"Copy a clone of the repository here, and run:\")\n",'
     "\n    "
@@ -42,10 +47,20 @@ TELL = (
 )
 EXTRA = r"((?:\[\w+\])?)"
 INSTALLS = re.compile(
-    re.escape(INSTALL).replace(r"\{extra\}", EXTRA).replace(r"\{owner\}", LOGIN)
+    re.escape(INSTALL)
+    .replace(r"\{extra\}", EXTRA)
+    .replace(r"\{owner\}", LOGIN)
+    .replace(r"\{wheel\}", WHEEL)
     + "|"
     + re.escape(TELL).replace(r"\{extra\}", EXTRA)
 )
+
+
+def wheel_name():
+    "Return the name of the wheel, which says the version of the package."
+    text = (ROOT / "settings.ini").read_text(encoding="utf-8")
+    version = re.search(r"(?m)^version = (\S+)$", text)[1]
+    return f"tformer-{version}-py3-none-any.whl"
 
 
 def settings(owner):
@@ -91,13 +106,15 @@ def written(path, text, owner):
         def install(match):
             extra = match[1] or match[2] or ""
             line = INSTALL if owner else TELL
-            return line.replace("{extra}", extra).replace("{owner}", owner)
+            line = line.replace("{extra}", extra).replace("{owner}", owner)
+            return line.replace("{wheel}", wheel_name())
 
         text = INSTALLS.sub(install, text)
     else:
 
         def passage(match):
-            said = PASSAGES[match[2] or match[3]].format(owner=owner) if owner else ""
+            said = PASSAGES[match[2] or match[3]] if owner else ""
+            said = said.format(owner=owner, wheel=wheel_name())
             return match[1] + said + match[4]
 
         text = PASSAGE.sub(passage, text)

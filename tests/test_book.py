@@ -4,6 +4,7 @@ import http.server
 import io
 import re
 import threading
+import zipfile
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -117,6 +118,7 @@ DRAWN = {
     "count",
     "one line each",
     "trained",
+    "wheel",
     "storyteller",
 }
 
@@ -130,6 +132,20 @@ def test_drawn_pages_are_drawn(book):
         ("chapters", "Attention by hand"),
     ):
         assert words in read(book / "book" / f"{name}.html").shown
+
+
+def test_the_site_carries_the_package(book):
+    "The wheel that the first page names has the modules of the project."
+    (link,) = [one for one in read(book / "book/intro.html").links if ".whl" in one]
+    path = book / target_of("book/intro.html", link)
+    with zipfile.ZipFile(path) as wheel:
+        names = {*wheel.namelist()}
+        assert (
+            wheel.read("tformer/bundle.py") == (ROOT / "tformer/bundle.py").read_bytes()
+        )
+    modules = {path.relative_to(ROOT).as_posix() for path in course.module_paths(ROOT)}
+    assert modules <= names and "tformer/weights/stories/model.safetensors" in names
+    assert [one.name for one in path.parent.iterdir()] == [path.name]
 
 
 def target_of(where, link):

@@ -14,6 +14,7 @@ import setuptools
 import yaml
 
 import site_address
+import site_wheel
 from addresses import foreign_addresses, misleading_addresses, own_address_faults
 from build_book import project_files
 from conftest import ROOT, run
@@ -77,13 +78,15 @@ def test_an_owner_can_be_set_and_unset(copy):
     for path in before:
         assert "example.org" not in after[path] and NOBODY not in unset[path], path
         if path.suffix == ".ipynb":
-            address = f"tformer @ git+{repository_url(NOBODY)}"
+            wheel = f"{site_wheel.FOLDER}/{site_wheel.wheel_name(copy)}"
+            address = f"tformer @ {book_url(NOBODY)}{wheel}"
             cells = ["".join(c["source"]) for c in json.loads(after[path])["cells"]]
             (cell,) = [c for c in cells if '"google.colab" in sys.modules' in c]
             line = f'    %pip install -q "{address}"'
             assert line in cell.replace("[plot]", ""), path
     for name in ("README.md", "book/intro.md", "CITATION.cff", "tformer/_modidx.py"):
-        assert f"{NOBODY}/tformer" in after[copy / name], name
+        text = after[copy / name]
+        assert repository_url(NOBODY) in text or book_url(NOBODY) in text, name
     run("make", "owner", f"NAME={first}", cwd=copy)
     assert texts(copy) == before
 
