@@ -482,6 +482,28 @@ ASLEEP = """() => [...document.querySelectorAll("figure[data-live]:not(.tf-awake
     .map(figure => figure.dataset.live)"""
 
 
+SIDEWAYS = """() => {   // drawings that scroll, with their box and letters under 9 px
+    const folds = [...document.querySelectorAll("article details:not([open])")];
+    folds.forEach(fold => { fold.open = true; });
+    const found = [];
+    for (const drawing of document.querySelectorAll(".tf-panel > svg")) {
+        const box = drawing.parentElement, name = drawing.querySelector("title");
+        const room = box.clientWidth;
+        if (!drawing.checkVisibility() || !room) continue;
+        if (box.scrollWidth > room || drawing.clientWidth > room + 1) found.push(
+            `${name.textContent}: ${drawing.clientWidth} px wide in ${room}`);
+        const scale = drawing.clientWidth / drawing.viewBox.baseVal.width;
+        const sizes = [...drawing.querySelectorAll("text")].map(text => Math.max(
+            ...[text, ...text.querySelectorAll("tspan")].map(part =>
+                parseFloat(part.style.fontSize) || 0))).filter(size => size);
+        const least = scale * Math.min(...sizes);
+        if (least < 8.95) found.push(
+            `${name.textContent}: letters of ${least.toFixed(2)} px`);
+    }
+    folds.forEach(fold => { fold.open = false; });
+    return found; }"""
+
+
 def turn(page, width, scheme):
     "Give a page another width and other colors."
     page.set_viewport_size({"width": width, "height": 900})
@@ -515,6 +537,8 @@ def page_faults(page, path, kinds, known=None):
                     pale.add(colors)
                     if colors not in known:
                         faults.append(f"{where}: {said}")
+            if kind == "phone":
+                faults += [f"{where}: {said}" for said in page.evaluate(SIDEWAYS)]
             faults += [f"{where}: {said}" for said in seen[:3]]
             seen.clear()
     return faults + [
@@ -557,8 +581,9 @@ DAY = {
 def test_pages_in_the_browser(book, open_page):
     """One page of each sort is opened in light, in dark and on a phone.
 
-    None writes to the console, asks another host or is wider than the window, and
-    each live figure is awake.
+    None writes to the console, asks another host or is wider than the window, each
+    live figure is awake, and on a phone no drawing scrolls sideways or has letters
+    under 9 px.
     """
     page = open_page("about:blank")
     faults = [fault for name in DAY for fault in page_faults(page, book / name, KINDS)]
