@@ -889,6 +889,9 @@ def test_focus_is_seen_on_every_control(book, open_page, name, scheme):
 def test_paper_is_light_and_without_the_frame(book, open_page):
     page = open_page(book / OLD_FORM, color_scheme="dark", look=True)
     page.wait_for_function(TURNED, arg="dark")
+    lines = "div.cell details.hide > summary:visible"
+    claims = page.locator(f"{lines}:has-text('✓')").count()
+    assert page.locator(lines).count() > claims > 0
     screen = page.evaluate("getComputedStyle(document.body).color")
     page.emulate_media(media="print", color_scheme="dark")
     page.wait_for_function("document.documentElement.dataset.theme === 'light'")
@@ -913,10 +916,13 @@ def test_paper_is_light_and_without_the_frame(book, open_page):
         "#pst-back-to-top",
     ):
         assert page.locator(f"{frame}:visible").count() == 0, frame
+    # of the cells that are folded, the claims alone have a line
+    assert page.locator(lines).count() == claims
     # boxes break between pages, and what is folded stays folded
     assert (
         page.evaluate("""() => [...document.querySelectorAll(
         "pre, div.cell_input, div.output, div.solution, div.highlight, " +
+        "details.hide, " +
         "div[class*=highlight-]")].filter(e => {
         const s = getComputedStyle(e);
         return s.breakInside !== "auto" || s.overflowX !== "visible" ||
@@ -1215,8 +1221,22 @@ def test_on_paper_the_folds_are_open(book, open_page):
     assert len(page.evaluate(opened)) > 5 and not any(page.evaluate(opened))
     page.emulate_media(media="print")
     page.wait_for_function(f"({opened})().every(Boolean)")
+    # the setup is printed, without its imports
+    ink, code = page.evaluate("""() => [".cell_input", "pre"].map((kind, i) => {
+        const part = document.querySelector(`.tag_setup ${kind}`);
+        return i ? part.innerText : getComputedStyle(part).opacity})""")
+    assert ink == "1" and code.strip() and "import" not in code
     page.emulate_media(media="screen")
     page.wait_for_function(f"!({opened})().some(Boolean)")
+    assert "import" in page.locator(".tag_setup pre").text_content()
+
+
+def test_pages_of_paper_are_numbered(address, open_page):
+    page = open_page(f"{address}/{PARTS.as_posix()}")
+    rules = page.evaluate("""() => [...document.styleSheets].flatMap(sheet =>
+        [...sheet.cssRules]).filter(rule => rule.conditionText === "print").flatMap(
+        rule => [...rule.cssRules].map(inner => inner.cssText)).join("")""")
+    assert "counter(page)" in rules and '"The Verified Transformer"' in rules
 
 
 def test_a_finger_that_scrolls_does_not_move_a_slider(book, open_page):

@@ -22,6 +22,23 @@
   addEventListener("beforeprint", () => print(true));
   addEventListener("afterprint", () => print(false));
 
+  // On paper the setup begins behind its imports: their lines are marked, and so are
+  // blank lines that would stand first, or one below another.
+  const imports = (pre) => {
+    let within = false, blank = true;
+    const lines = pre.innerHTML.split("\n").map((line) => {
+      const words = line.replace(/<[^>]*>/g, "");
+      const gone = within || /^(import|from) /.test(words) || (blank && !words.trim());
+      within = gone && (within || words.endsWith("(")) && !words.startsWith(")");
+      if (gone) return `<span class="tf-import">${line}\n</span>`;
+      blank = !words.trim();
+      return `${line}\n`;
+    });
+    pre.innerHTML = lines.join("").replace(/\n(<\/span>)?$/, "$1");
+    if (!lines.some((line) => !line.startsWith('<span class="tf-import">')))
+      pre.closest(".cell").classList.add("tf-imports-only");
+  };
+
   // A button that unfolds is named after what it unfolds.
   const name = () => {
     document.querySelectorAll("button.toggle-button").forEach((button) => {
@@ -169,6 +186,7 @@
     name();
     skip();
     together();
+    document.querySelectorAll(".tag_setup .cell_input pre").forEach(imports);
     current();
     document.querySelectorAll(".tf-ask").forEach(ask);
     find();
