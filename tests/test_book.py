@@ -482,10 +482,23 @@ ASLEEP = """() => [...document.querySelectorAll("figure[data-live]:not(.tf-awake
     .map(figure => figure.dataset.live)"""
 
 
-SIDEWAYS = """() => {   // drawings that scroll, with their box and letters under 9 px
+SIDEWAYS = """async () => {
+    // Drawings that scroll, drawings with letters under 9 px, and what else scrolls
+    // but cannot be reached with the keys; folds are opened for it.
     const folds = [...document.querySelectorAll("article details:not([open])")];
     folds.forEach(fold => { fold.open = true; });
+    for (let i = 0; i < 3; i++) await new Promise(requestAnimationFrame);
     const found = [];
+    for (const box of document.querySelectorAll("article *")) {
+        const scrolls = box.scrollWidth > box.clientWidth + 1 && box.clientWidth &&
+            /auto|scroll/.test(getComputedStyle(box).overflowX);
+        const named = box.tabIndex >= 0 && (box.matches("pre") ||
+            box.matches("[role=region][aria-label]"));
+        const what = `${box.localName}.${box.className} ${box.textContent.slice(0, 30)}`;
+        if (scrolls && !named) found.push(`no key scrolls ${what}`);
+        if (!scrolls && box.matches("[role=region]") && box.checkVisibility())
+            found.push(`does not scroll: ${what}`);
+    }
     for (const drawing of document.querySelectorAll(".tf-panel > svg")) {
         const box = drawing.parentElement, name = drawing.querySelector("title");
         const room = box.clientWidth;
@@ -583,7 +596,7 @@ def test_pages_in_the_browser(book, open_page):
 
     None writes to the console, asks another host or is wider than the window, each
     live figure is awake, and on a phone no drawing scrolls sideways or has letters
-    under 9 px.
+    under 9 px, and what scrolls can be reached with the keys.
     """
     page = open_page("about:blank")
     faults = [fault for name in DAY for fault in page_faults(page, book / name, KINDS)]
@@ -755,6 +768,25 @@ def test_pages_load_what_they_use(book):
         assert not list(book.rglob(gone))
 
 
+def test_no_head_of_a_table_is_empty(book):
+    empty = re.compile(rb"<th\b[^>]*>(?:\s|</?p>)*</th>")
+    assert empty.search(b'<th class="head"><p></p></th>')
+    wrong = [place(book, page) for page in site(book) if empty.search(read(page).source)]
+    assert not wrong
+
+
+def test_no_image_hides_links(book):
+    "What is inside an image is not told to those who listen."
+    drawing = re.compile(rb"<svg\b([^>]*)>(.*?)</svg>", re.S)
+    seen = 0
+    for page in site(book):
+        for head, body in drawing.findall(read(page).source):
+            if b"<a " in body:
+                seen += 1
+                assert b'role="group"' in head, place(book, page)
+    assert seen > 10
+
+
 # --- what every page inherits, in the browser
 
 
@@ -807,7 +839,7 @@ def test_formulas_are_text(book, open_page, width):
         assert (
             page.evaluate("""() => [
             ...document.querySelectorAll("mjx-container")].filter(
-            m => m.tabIndex >= 0).length""")
+            m => m.tabIndex >= 0 && m.scrollWidth <= m.clientWidth).length""")
             == 0
         ), path.name
         # an inline formula scrolls where it is wider than its line only

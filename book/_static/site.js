@@ -62,6 +62,32 @@
           formula.classList.add("tf-wide");
       });
   };
+  // What is wider than its box can be scrolled with the keys, and says what it is.
+  const WIDE = [["formula", "mjx-container"], ["code", ".bd-article pre"], ["drawing", ".tf-panel"],
+    ["table", ".pst-scrollable-table-container"],
+    ["part", ".output.text_html, .bd-article [style*='overflow-x']"]];
+  let regions = 0;
+  const reach = (box) => {
+    const scrolls = box.scrollWidth > box.clientWidth + 1 && box.clientWidth > 0 &&
+      /auto|scroll/.test(getComputedStyle(box).overflowX);
+    if (scrolls) box.tabIndex = 0;
+    else ["role", "aria-label", "tabindex"].forEach((name) => box.removeAttribute(name));
+    if (!scrolls || box.matches("pre, [role=region]")) return;
+    const table = box.querySelector("table");
+    const kind = table && !box.closest("mjx-container") ? "table" :
+      WIDE.find(([, where]) => box.matches(where))[0];
+    const words = kind === "table" ? [...table.querySelectorAll("thead th")]
+      .map((head) => head.textContent.trim()).join(", ") :
+      box.querySelector("svg > title")?.textContent || "";
+    box.setAttribute("role", "region");
+    box.setAttribute("aria-label",
+      `wide ${kind} ${++regions}${words && ": "}${words}`);
+  };
+  const seen = new ResizeObserver((changes) =>
+    changes.forEach((change) => reach(change.target)));
+  const watch = (boxes) =>
+    document.querySelectorAll(boxes).forEach((box) => seen.observe(box));
+
   // One click shows all that comes out between a question and its answer.
   const together = () => {
     const boxes = [...document.querySelectorAll(
@@ -190,8 +216,12 @@
     current();
     document.querySelectorAll(".tf-ask").forEach(ask);
     find();
+    watch(WIDE.slice(1).map(([, where]) => where).join(", "));
     if (window.MathJax && MathJax.startup && MathJax.startup.promise) {
-      MathJax.startup.promise.then(widths);
+      MathJax.startup.promise.then(() => {
+        widths();
+        watch(WIDE[0][1]);
+      });
       let waiting = 0;
       addEventListener("resize", () => {
         clearTimeout(waiting);
