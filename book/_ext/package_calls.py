@@ -142,7 +142,8 @@ def draw(module: str, uses: dict[str, list[str]], api: str, public: set[str]) ->
     says = "; ".join(
         f"{name} calls {', '.join(found)}" for name, found in uses.items() if found
     )
-    role = "group" if any("<a " in box for box in boxes) else "img"  # which would hide links
+    # an image would hide its links
+    role = "group" if any("<a " in box for box in boxes) else "img"
     return (
         '<figure class="tf-plate" style="margin:1em 0"><div style="overflow-x:auto">'
         f'<svg role="{role}" viewBox="0 0 {right:.0f} {bottom:.0f}" '
