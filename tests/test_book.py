@@ -505,6 +505,42 @@ ASLEEP = """() => [...document.querySelectorAll("figure[data-live]:not(.tf-awake
     .map(figure => figure.dataset.live)"""
 
 
+SIDEWAYS = """async () => {
+    // Drawings that scroll, drawings with letters under 9 px, and what else scrolls
+    // but cannot be reached with the keys; folds are opened for it.
+    const folds = [...document.querySelectorAll("article details:not([open])")];
+    folds.forEach(fold => { fold.open = true; });
+    for (let i = 0; i < 3; i++) await new Promise(requestAnimationFrame);
+    const found = [];
+    for (const box of document.querySelectorAll("article *")) {
+        const scrolls = box.scrollWidth > box.clientWidth + 1 && box.clientWidth &&
+            /auto|scroll/.test(getComputedStyle(box).overflowX);
+        const named = box.tabIndex >= 0 && (box.matches("pre") ||
+            box.matches("[role=region][aria-label]"));
+        const what = `${box.localName}.${box.className}: ` +
+            box.textContent.slice(0, 30);
+        if (scrolls && !named) found.push(`no key scrolls ${what}`);
+        if (!scrolls && box.matches("[role=region]") && box.checkVisibility())
+            found.push(`does not scroll: ${what}`);
+    }
+    for (const drawing of document.querySelectorAll(".tf-panel > svg")) {
+        const box = drawing.parentElement, name = drawing.querySelector("title");
+        const room = box.clientWidth;
+        if (!drawing.checkVisibility() || !room) continue;
+        if (box.scrollWidth > room || drawing.clientWidth > room + 1) found.push(
+            `${name.textContent}: ${drawing.clientWidth} px wide in ${room}`);
+        const scale = drawing.clientWidth / drawing.viewBox.baseVal.width;
+        const sizes = [...drawing.querySelectorAll("text")].map(text => Math.max(
+            ...[text, ...text.querySelectorAll("tspan")].map(part =>
+                parseFloat(part.style.fontSize) || 0))).filter(size => size);
+        const least = scale * Math.min(...sizes);
+        if (least < 8.95) found.push(
+            `${name.textContent}: letters of ${least.toFixed(2)} px`);
+    }
+    folds.forEach(fold => { fold.open = false; });
+    return found; }"""
+
+
 def turn(page, width, scheme):
     "Give a page another width and other colors."
     page.set_viewport_size({"width": width, "height": 900})
@@ -538,6 +574,8 @@ def page_faults(page, path, kinds, known=None):
                     pale.add(colors)
                     if colors not in known:
                         faults.append(f"{where}: {said}")
+            if kind == "phone":
+                faults += [f"{where}: {said}" for said in page.evaluate(SIDEWAYS)]
             faults += [f"{where}: {said}" for said in seen[:3]]
             seen.clear()
     return faults + [
@@ -580,8 +618,9 @@ DAY = {
 def test_pages_in_the_browser(book, open_page):
     """One page of each sort is opened in light, in dark and on a phone.
 
-    None writes to the console, asks another host or is wider than the window, and
-    each live figure is awake.
+    None writes to the console, asks another host or is wider than the window, each
+    live figure is awake, and on a phone no drawing scrolls sideways or has letters
+    under 9 px, and what scrolls can be reached with the keys.
     """
     page = open_page("about:blank")
     faults = [fault for name in DAY for fault in page_faults(page, book / name, KINDS)]
@@ -753,6 +792,25 @@ def test_pages_load_what_they_use(book):
         assert not list(book.rglob(gone))
 
 
+def test_no_head_of_a_table_is_empty(book):
+    empty = re.compile(rb"<th\b[^>]*>(?:\s|</?p>)*</th>")
+    assert empty.search(b'<th class="head"><p></p></th>')
+    for page in site(book):
+        assert not empty.search(read(page).source), place(book, page)
+
+
+def test_no_image_hides_links(book):
+    "What is inside an image is not told to those who listen."
+    drawing = re.compile(rb"<svg\b([^>]*)>(.*?)</svg>", re.S)
+    seen = 0
+    for page in site(book):
+        for head, body in drawing.findall(read(page).source):
+            if b"<a " in body:
+                seen += 1
+                assert b'role="group"' in head, place(book, page)
+    assert seen > 10
+
+
 # --- what every page inherits, in the browser
 
 
@@ -805,7 +863,7 @@ def test_formulas_are_text(book, open_page, width):
         assert (
             page.evaluate("""() => [
             ...document.querySelectorAll("mjx-container")].filter(
-            m => m.tabIndex >= 0).length""")
+            m => m.tabIndex >= 0 && m.scrollWidth <= m.clientWidth).length""")
             == 0
         ), path.name
         # an inline formula scrolls where it is wider than its line only
@@ -887,6 +945,9 @@ def test_focus_is_seen_on_every_control(book, open_page, name, scheme):
 def test_paper_is_light_and_without_the_frame(book, open_page):
     page = open_page(book / OLD_FORM, color_scheme="dark", look=True)
     page.wait_for_function(TURNED, arg="dark")
+    lines = "div.cell details.hide > summary:visible"
+    claims = page.locator(f"{lines}:has-text('✓')").count()
+    assert page.locator(lines).count() > claims > 0
     screen = page.evaluate("getComputedStyle(document.body).color")
     page.emulate_media(media="print", color_scheme="dark")
     page.wait_for_function("document.documentElement.dataset.theme === 'light'")
@@ -911,10 +972,13 @@ def test_paper_is_light_and_without_the_frame(book, open_page):
         "#pst-back-to-top",
     ):
         assert page.locator(f"{frame}:visible").count() == 0, frame
+    # of the cells that are folded, the claims alone have a line
+    assert page.locator(lines).count() == claims
     # boxes break between pages, and what is folded stays folded
     assert (
         page.evaluate("""() => [...document.querySelectorAll(
         "pre, div.cell_input, div.output, div.solution, div.highlight, " +
+        "details.hide, " +
         "div[class*=highlight-]")].filter(e => {
         const s = getComputedStyle(e);
         return s.breakInside !== "auto" || s.overflowX !== "visible" ||
@@ -1263,8 +1327,22 @@ def test_on_paper_the_folds_are_open(book, open_page):
     assert len(page.evaluate(opened)) > 5 and not any(page.evaluate(opened))
     page.emulate_media(media="print")
     page.wait_for_function(f"({opened})().every(Boolean)")
+    # the setup is printed, without its imports
+    ink, code = page.evaluate("""() => [".cell_input", "pre"].map((kind, i) => {
+        const part = document.querySelector(`.tag_setup ${kind}`);
+        return i ? part.innerText : getComputedStyle(part).opacity})""")
+    assert ink == "1" and code.strip() and "import" not in code
     page.emulate_media(media="screen")
     page.wait_for_function(f"!({opened})().some(Boolean)")
+    assert "import" in page.locator(".tag_setup pre").text_content()
+
+
+def test_pages_of_paper_are_numbered(address, open_page):
+    page = open_page(f"{address}/{PARTS.as_posix()}")
+    rules = page.evaluate("""() => [...document.styleSheets].flatMap(sheet =>
+        [...sheet.cssRules]).filter(rule => rule.conditionText === "print").flatMap(
+        rule => [...rule.cssRules].map(inner => inner.cssText)).join("")""")
+    assert "counter(page)" in rules and '"The Verified Transformer"' in rules
 
 
 def test_a_finger_that_scrolls_does_not_move_a_slider(book, open_page):

@@ -96,7 +96,7 @@ def number(name: str) -> str:
 def chapters(root: Path, folder: str) -> str:
     "Markdown table of all chapters."
     found = {nb.name: nb for nb in notebooks(root)}
-    rows = ["| | chapter | what it builds |", "|---:|:---|:---|"]
+    rows = ["| number | chapter | what it builds |", "|---:|:---|:---|"]
     for part in plan(root):
         rows.append(f"| | **{part['part']}** | |")
         for ch in part["chapters"]:

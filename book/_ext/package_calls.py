@@ -142,9 +142,11 @@ def draw(module: str, uses: dict[str, list[str]], api: str, public: set[str]) ->
     says = "; ".join(
         f"{name} calls {', '.join(found)}" for name, found in uses.items() if found
     )
+    # an image would hide its links
+    role = "group" if any("<a " in box for box in boxes) else "img"
     return (
         '<figure class="tf-plate" style="margin:1em 0"><div style="overflow-x:auto">'
-        f'<svg role="img" viewBox="0 0 {right:.0f} {bottom:.0f}" '
+        f'<svg role="{role}" viewBox="0 0 {right:.0f} {bottom:.0f}" '
         f'style="display:block;margin:0 auto;width:100%;height:auto;'
         f"max-width:{right:.0f}px;min-width:{right * 10 / FONT:.0f}px;"
         f'font:{FONT}px var(--pst-font-family-monospace, monospace)">'

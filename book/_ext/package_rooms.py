@@ -197,8 +197,9 @@ def draw(uses: dict[str, frozenset[str]], lit: str = "", links=None) -> str:
         for room, others in sorted(uses.items())
         if others
     )
+    role = "group" if links else "img"  # an image would hide its links
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="{role}" '
         f'viewBox="0 0 {WIDTH} {height}" style="display:block;margin:0 auto;width:100%;'
         f"height:auto;max-width:{WIDTH}px;min-width:{WIDTH * 10 / FONT:.0f}px;"
         f'font:{FONT}px var(--pst-font-family-monospace, monospace)">'

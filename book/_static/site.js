@@ -22,6 +22,23 @@
   addEventListener("beforeprint", () => print(true));
   addEventListener("afterprint", () => print(false));
 
+  // On paper the setup begins behind its imports: their lines are marked, and so are
+  // blank lines that would stand first, or one below another.
+  const imports = (pre) => {
+    let within = false, blank = true;
+    const lines = pre.innerHTML.split("\n").map((line) => {
+      const words = line.replace(/<[^>]*>/g, "");
+      const gone = within || /^(import|from) /.test(words) || (blank && !words.trim());
+      within = gone && (within || words.endsWith("(")) && !words.startsWith(")");
+      if (gone) return `<span class="tf-import">${line}\n</span>`;
+      blank = !words.trim();
+      return `${line}\n`;
+    });
+    pre.innerHTML = lines.join("").replace(/\n(<\/span>)?$/, "$1");
+    if (!lines.some((line) => !line.startsWith('<span class="tf-import">')))
+      pre.closest(".cell").classList.add("tf-imports-only");
+  };
+
   // A button that unfolds is named after what it unfolds.
   const name = () => {
     document.querySelectorAll("button.toggle-button").forEach((button) => {
@@ -45,6 +62,32 @@
           formula.classList.add("tf-wide");
       });
   };
+  // What is wider than its box can be scrolled with the keys, and says what it is.
+  const WIDE = [["formula", "mjx-container"], ["code", ".bd-article pre"], ["drawing", ".tf-panel"],
+    ["table", ".pst-scrollable-table-container"],
+    ["part", ".output.text_html, .bd-article [style*='overflow-x']"]];
+  let regions = 0;
+  const reach = (box) => {
+    const scrolls = box.scrollWidth > box.clientWidth + 1 && box.clientWidth > 0 &&
+      /auto|scroll/.test(getComputedStyle(box).overflowX);
+    if (scrolls) box.tabIndex = 0;
+    else ["role", "aria-label", "tabindex"].forEach((name) => box.removeAttribute(name));
+    if (!scrolls || box.matches("pre, [role=region]")) return;
+    const table = box.querySelector("table");
+    const kind = table && !box.closest("mjx-container") ? "table" :
+      WIDE.find(([, where]) => box.matches(where))[0];
+    const words = kind === "table" ? [...table.querySelectorAll("thead th")]
+      .map((head) => head.textContent.trim()).join(", ") :
+      box.querySelector("svg > title")?.textContent || "";
+    box.setAttribute("role", "region");
+    box.setAttribute("aria-label",
+      `wide ${kind} ${++regions}${words && ": "}${words}`);
+  };
+  const seen = new ResizeObserver((changes) =>
+    changes.forEach((change) => reach(change.target)));
+  const watch = (boxes) =>
+    document.querySelectorAll(boxes).forEach((box) => seen.observe(box));
+
   // One click shows all that comes out between a question and its answer.
   const together = () => {
     const boxes = [...document.querySelectorAll(
@@ -219,11 +262,16 @@
     name();
     skip();
     together();
+    document.querySelectorAll(".tag_setup .cell_input pre").forEach(imports);
     current();
     document.querySelectorAll(".tf-ask").forEach(ask);
     find();
+    watch(WIDE.slice(1).map(([, where]) => where).join(", "));
     if (window.MathJax && MathJax.startup && MathJax.startup.promise) {
-      MathJax.startup.promise.then(widths);
+      MathJax.startup.promise.then(() => {
+        widths();
+        watch(WIDE[0][1]);
+      });
       let waiting = 0;
       addEventListener("resize", () => {
         clearTimeout(waiting);
