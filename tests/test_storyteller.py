@@ -19,10 +19,10 @@ from tformer.inference.logits import (
 
 STATIC = ROOT / "book" / "_static" / "storyteller"
 KITE = (
-    "Once there was a kind girl named Anna. One sunny day, she took a red kite to the"
-    " garden. The wind took the"
+    "Once there was a kind girl named Mia. One day, she took a red kite to the park."
+    " The wind took the"
 )
-PLACE = "Once there was a kind girl named Mia. One day,"
+PLACE = "Once there was a happy boy named Ben. One day,"
 COPY_HEAD = 1  # head 2 of layer 1
 PAGE = """<!DOCTYPE html><html lang="en" data-theme="light"><head><meta charset="utf-8">
 <title>t</title><style>body {{ max-width: 750px; margin: 0 auto }}</style>
@@ -245,7 +245,7 @@ def test_a_number_falls_into_the_piece_of_its_token(opened):
 def test_a_head_is_switched_off_and_on(opened):
     page = opened("story")
     assert "likeliest next token is “kite” with 99.9 %" in sentence(page)
-    assert "Head 2 of layer 1 has 98 % of its weight on “kite”" in sentence(page)
+    assert "Head 2 of layer 1 has 97 % of its weight on “kite”" in sentence(page)
     page.get_by_role("button", name="Switch off head 2 of layer 1").click()
     assert "next token is “ball”" in sentence(page)
     assert sentence(page).endswith("Switched off: head 2 of layer 1.")
@@ -351,7 +351,7 @@ def test_pictures_of_heads_show_their_weights(opened):
     assert {*dark} == {-1}  # what has more than half of the weight is dark
     kite = page.locator(".tf-stage .tf-tokens span:text-is('kite')")
     weight = kite.evaluate("span => span.style.getPropertyValue('--tf-weight')")
-    assert float(weight) == pytest.approx(0.978, abs=0.01)
+    assert float(weight) == pytest.approx(0.974, abs=0.01)
 
 
 def test_what_is_seen_is_spoken_once_it_rests(opened):
