@@ -786,7 +786,7 @@ def test_pages_load_what_they_use(book):
         source = read(page).source
         assert b"fontawesome.js" not in source and b"thebe" not in source
         assert b"searchtools.js" not in source
-        assert (b"search-sections.js" in source) == (page.name == "search.html")
+        assert (b"search-titles.js" in source) == (page.name == "search.html")
         assert (b"tex-chtml.js" in source) == (b'class="math ' in source), page.name
     for gone in ("fontawesome.js", "searchtools.js", "searchindex.js"):
         assert not list(book.rglob(gone))
@@ -1162,12 +1162,36 @@ WANTED = {
     "131,072": "The KV cache",
     "attention is all you need": "Attention is all you need",
     "Mistral 7B": "Mistral 7B",
+    # what people call it, and the book does not
+    "6ND": "What training costs",
+    "6N": "What a token costs",
+    "6P": "What a token costs",
+    "6NT": "What training costs",
+    "124M": "GPT-2",
+    "124 million": "GPT-2",
+    "ppl": "Honesty is cheapest",
+    "MoE": "Costs from a configuration",
+    "8 bit weights": "Weights of one byte",
+    "quantization": "Weights of one byte",
+    "quantized": "Weights of one byte",
+    "what does a head do": "What heads learn",
+    "induction head": "What heads learn",
+    "how does it learn": "A dozen lines that train anything",
+    "why divide by square root": "Why divide by √d",
+    "residual stream": "The residual stream",
+    "ChatGPT": "The Verified Transformer",
+    "softmax": "Softmax turns scores into shares",
+    "perplexity vs bits per byte": "Honesty is cheapest",
 }
 # what has to stand first: a lesson before the glossary, a whole name before its parts
 FIRST_OF_ALL = {
     "softmax overflow": "Softmax turns scores into shares",
     "num_heads": "What every argument means",
+    "kv cache": "21. The KV cache",  # the lesson, and then the section of lesson 7
+    "sampling": "20. Sampling",
+    "train a model": "17. Training",  # in plain words a lesson, no page of the package
 }
+COMPLETE = "html[data-search=complete]"  # the texts have been read
 
 
 def results(page, words):
@@ -1181,7 +1205,7 @@ def results(page, words):
 
 def test_search_finds_what_people_look_for(book, open_page):
     page = open_page(f"{(book / 'search.html').as_uri()}?q=first")
-    page.wait_for_selector(".tf-results li")  # the index is ready
+    page.wait_for_selector(COMPLETE)
     # all in one call, by the form: a query that is typed waits for the next letter
     found = page.evaluate(
         """all => Object.fromEntries(all.map(words => {
@@ -1204,7 +1228,7 @@ def test_search_finds_what_people_look_for(book, open_page):
 
 def test_search_fetches_nothing_and_answers_while_one_types(book, address, open_page):
     page = open_page(f"{address}/search.html?q=rotary")
-    page.wait_for_selector(".tf-results li")
+    page.wait_for_selector(COMPLETE)
     asked = []
     page.on("request", lambda request: asked.append(request.url))
     page.fill(".bd-search-container input", "kv cache memory")
@@ -1220,9 +1244,97 @@ def test_search_fetches_nothing_and_answers_while_one_types(book, address, open_
     assert page.locator(".tf-results li").count() == 0
 
 
+def test_titles_are_found_before_the_texts_have_come(address, open_page):
+    page = open_page("about:blank")
+    page.route("**/search-texts.js", lambda route: route.fulfill(body=""))
+    page.goto(f"{address}/search.html?q=rotary")
+    page.wait_for_selector(".tf-results li")
+    assert "Rotary positions" in page.inner_text(".tf-results li >> nth=0")
+    assert page.inner_text(".search-summary") == "Reading the book …"
+    page.unroute_all()
+
+
+def test_what_the_search_loads_is_small(book):
+    "Titles are read first; both scripts held 2.4 MB when they were one."
+    bytes_of = {
+        name: (book / "_static" / f"search-{name}.js").stat().st_size
+        for name in ("titles", "texts")
+    }
+    assert bytes_of["titles"] < 300_000 and bytes_of["texts"] < 850_000, bytes_of
+
+
+def test_search_says_what_some_sections_lack_and_shows_more(book, open_page):
+    page = open_page(f"{(book / 'search.html').as_uri()}?q=attention")
+    page.wait_for_selector(COMPLETE)
+    items, more = page.locator(".tf-results li"), page.locator(".tf-more-results")
+    assert items.count() == 30 and more.inner_text() == "Show 30 more"
+    more.click()
+    assert items.count() == 60
+    assert page.evaluate("""() => document.activeElement ===
+        document.querySelectorAll(".tf-results a")[30]""")
+    results(page, "zebra perplexity giraffe")
+    page.wait_for_function("""() => /^No section has all of these words; these have/
+        .test(document.querySelector(".search-summary").textContent)""")
+    assert items.count() > 0
+
+
+def test_no_wrong_option_and_no_broken_formula_is_quoted(book, open_page):
+    page = open_page(f"{(book / 'search.html').as_uri()}?q=typical+clearly+best")
+    page.wait_for_selector(COMPLETE)
+    for words in ("Typical is clearly the best of them", "softmax exponentials sum"):
+        results(page, words)
+        for text in page.locator(".tf-results li p").all_inner_texts():
+            assert not re.search(r"clearly the best|\\?frac|_j?sum|\\[a-z]{3,}\{", text)
+
+
+def test_the_dialogue_shows_results_while_one_types(book, address, open_page):
+    page = open_page(f"{address}/nbs/06_norms.html")
+    asked = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.keyboard.press("Control+k")
+    page.wait_for_selector(COMPLETE)
+    assert len(asked) == 4 and all(url.startswith(address) for url in asked), asked
+    page.keyboard.type("induction head")
+    items = page.locator("#pst-search-dialog .tf-results li")
+    page.wait_for_function("""() => /What heads learn/.test(document.querySelector(
+        "#pst-search-dialog .tf-results")?.textContent)""")
+    assert items.count() == 6
+    # the sign beside the words, not on them; and one ring of focus
+    sign, field, room, rings = page.evaluate("""() => {
+        const form = document.querySelector("#pst-search-dialog form");
+        const input = form.querySelector("input"), style = getComputedStyle(input);
+        return [form.querySelector("i").getBoundingClientRect().right,
+            input.getBoundingClientRect().left, parseFloat(style.paddingLeft),
+            [form, input].filter(box => {
+                const s = getComputedStyle(box);
+                return s.boxShadow !== "none" || s.outlineStyle !== "none" ||
+                    !/, 0\\)|transparent/.test(s.borderTopColor) &&
+                    parseFloat(s.borderTopWidth) > 0}).length]}""")
+    assert field + room > sign + 4 and rings == 1, (field, room, sign, rings)
+    href = page.locator("#pst-search-dialog .tf-all-results").get_attribute("href")
+    assert href == f"{address}/search.html?q=induction%20head"
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("mark.tf-found")
+    assert page.inner_text("mark.tf-found").lower() == "induction head"
+
+
+def test_a_result_near_a_heading_opens_at_the_heading(book, open_page):
+    words = "find=stiffness+negative+can+score&phrase=no+such"
+    page = open_page(
+        f"{(book / FIRST).as_uri()}?{words}#softmax-turns-scores-into-shares"
+    )
+    page.wait_for_selector("mark.tf-found")
+    mark, head = page.evaluate("""() => ["mark.tf-found",
+        "#softmax-turns-scores-into-shares > h2"].map(name =>
+            document.querySelector(name).getBoundingClientRect().top)""")
+    assert 0 <= head < mark < 900
+    assert page.inner_text("mark.tf-found") == "stiffness"  # the rarest, said first
+
+
 def test_search_reads_the_article_alone(book, open_page):
     page = open_page(f"{(book / 'search.html').as_uri()}?q=first")
-    page.wait_for_selector(".tf-results li")
+    page.wait_for_selector(COMPLETE)
     for words in ("Binder", "Colab", "tf-machine"):
         results(page, words)
         texts = page.locator(".tf-results li p").all_inner_texts()
@@ -1232,7 +1344,7 @@ def test_search_reads_the_article_alone(book, open_page):
 def test_a_result_leads_to_the_words_in_their_fold(book, open_page):
     words = quote("variance of ReLU forty layers a millionth is left")
     page = open_page(f"{(book / 'search.html').as_uri()}?q={words}")
-    page.wait_for_selector(".tf-results li")
+    page.wait_for_selector(COMPLETE)
     page.locator(".tf-results a").first.click()
     page.wait_for_selector("mark.tf-found")
     assert page.evaluate("""() => {

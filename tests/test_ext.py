@@ -1,5 +1,7 @@
 """The book's own extensions, and what they promise of the pages."""
 
+import base64
+import gzip
 import importlib
 import inspect
 import itertools
@@ -367,6 +369,54 @@ def test_sections_hold_what_a_reader_sees_of_them():
     assert keeping["text"] == "First words. Last words."
     assert norms["url"] == "nbs/06_norms.html#norms" and norms["page"] == "6. Keeping"
     assert norms["text"] == "A size of √d A caption." and norms["printed"] == "373.58"
+
+
+@pytest.mark.parametrize(
+    "tex, read",
+    [
+        (r"\(\sqrt{d}\)", "√d"),
+        (r"\(W_{QK} \cdot x^{2}\)", "W_QK · x^2"),
+        (r"\(n \le \mathrm{max}\)", "n ≤ max"),
+        (r"\[\frac{e^{s_j}}{\sum_k e^{s_k}}\]", "…"),
+        (r"\(\left\lfloor n / 2 \right\rfloor\)", "…"),
+    ],
+)
+def test_a_formula_is_read_or_left_out(tex, read):
+    assert " ".join(section_search.spoken(tex).split()) == read
+
+
+def test_options_of_a_question_are_not_searched():
+    page = """<section id="a"><h1>6. A</h1><p>Which?</p>
+<ul class="tf-options tf-right-1"><li>This one.</li><li>Wrong.</li></ul></section>"""
+    (found,) = section_search.read_sections("nbs/06", page)
+    assert found["text"] == "Which?"
+
+
+def test_the_scripts_of_the_search_hold_all_sections(tmp_path):
+    page = PAGE.replace('id="norms"', 'id="norms" class="x"')
+    found = section_search.read_sections("nbs/21_kv_cache", page)
+    found += section_search.read_sections("book/glossary", GLOSSARY)
+    asked = section_search.resolve(found)
+    section_search.write_scripts(found, asked, tmp_path)
+    titles = (tmp_path / "search-titles.js").read_text(encoding="utf-8")
+    data = json.loads(titles.removeprefix("window.SEARCH_TITLES=").rstrip(";\n"))
+    assert [row[2] for row in data["sections"]] == [entry["title"] for entry in found]
+    assert data["pages"][data["sections"][1][0]] == [
+        "nbs/21_kv_cache.html",
+        "6. Keeping",
+    ]
+    texts = (tmp_path / "search-texts.js").read_text(encoding="utf-8")
+    packed = re.match('window.SEARCH_TEXTS="([^"]+)"', texts)[1]
+    assert json.loads(gzip.decompress(base64.b64decode(packed))) == [
+        [entry["text"], entry["printed"]] for entry in found
+    ]
+
+
+def test_what_people_call_it_leads_to_labels_that_exist():
+    known = labels_of_all_pages()
+    for label in section_search.ASKED:
+        exists = (ROOT / f"{label}.md").exists() or (ROOT / f"{label}.ipynb").exists()
+        assert label in known or exists, label
 
 
 def test_terms_know_their_names_and_where_they_are_explained():

@@ -1,15 +1,19 @@
 """Search the book by its sections, in the browser and from a file.
 
 While a page is written, its sections are read from the finished HTML: their titles, the
-words that a reader sees, and what cells print. Code, drawings and buttons are left out.
-At the end they all go into ``_static/search-sections.js``, which the search page loads,
-so that no result needs another page. ``search.js`` ranks them with MiniSearch. The
-glossary says which sections explain a term, and these stand first when somebody looks
-for the term or for another name of it.
+words that a reader sees, and what cells print. Code, drawings, buttons, formulas with
+fractions or sums, and the options of a question are left out, for most options are
+wrong. At the end they go into two scripts: ``_static/search-titles.js`` has what a
+result says of itself, ``_static/search-texts.js`` what is searched besides, compressed.
+``search.js`` ranks them with MiniSearch. The glossary says which sections explain a
+term, and these stand first when somebody looks for the term or for another name of it;
+``ASKED`` does the same for what is no term.
 """
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import re
 from dataclasses import dataclass, field
@@ -20,7 +24,16 @@ from lxml.html import fromstring
 
 # what no reader reads as text
 SKIPPED_TAGS = {"svg", "script", "style", "button", "select", "noscript"}
-SKIPPED = {"headerlink", "cell_input", "linenos", "tf-machine", "toctree-wrapper"}
+SKIPPED = {
+    "headerlink",
+    "cell_input",
+    "linenos",
+    "tf-machine",
+    "toctree-wrapper",
+    "tf-options",
+    "tf-route",
+}
+SKIPPED_ON = {"book/status": frozenset({"tf-closer"})}  # the claims of the lessons
 HEADS = {"h1", "h2", "h3", "h4", "h5", "h6"}
 BLOCKS = {
     "p",
@@ -35,18 +48,27 @@ BLOCKS = {
     "summary",
     "figcaption",
 }
-TEX = (
-    (re.compile(r"\\[()\[\]]|\\(?:left|right|displaystyle)|\\[,;!]"), ""),
-    (re.compile(r"\\(?:begin|end)\{\w+\*?\}|\\\\|&"), " "),
-    (re.compile(r"\\sqrt"), "√"),
-    (re.compile(r"\\(?:le|leq)\b"), "≤"),
-    (re.compile(r"\\(?:ge|geq)\b"), "≥"),
-    (re.compile(r"\\(?:cdot|times)\b"), "·"),
-    (re.compile(r"\\[lr]floor\b"), ""),
-    (re.compile(r"\\(?:mathrm|mathbf|operatorname|text|hat|tilde|bar)\b"), ""),
-    (re.compile(r"\\([A-Za-z]+)"), r"\1 "),
-    (re.compile(r"[{}$]"), ""),
+# of formulas: signs that are letters, and what changes nothing that is read
+LETTERS = dict(
+    zip(
+        "alpha beta gamma delta epsilon eta theta lambda mu pi rho sigma tau phi omega"
+        " Delta Sigma ell sqrt le leq ge geq cdot times approx neq pm in to infty"
+        " top".split(),
+        "αβγδεηθλμπρστφωΔΣℓ√≤≤≥≥··≈≠±∈→∞T",
+        strict=True,
+    )
 )
+TEX = (
+    (re.compile(r"\\[()\[\],;!]|\\(?:left|right|displaystyle)(?![A-Za-z])"), ""),
+    (re.compile(r"\\(?:mathrm|mathbf|mathbb|operatorname|text)\{([^{}]*)\}"), r"\1"),
+    (re.compile(r"\\(log|exp|max|min|cos|sin|tanh)(?![A-Za-z])"), r"\1 "),
+    (re.compile(r"\\([A-Za-z]+)"), lambda m: LETTERS.get(m[1], m[0])),
+    (re.compile(r"([_^])\{([A-Za-z0-9,+−-]+)\}"), r"\1\2"),
+    (re.compile(r"√\{(\w+)\}"), r"√\1"),
+)
+UNREAD = re.compile(r"[\\{}&]")  # what a reader of plain text cannot read
+LEFT_OUT = "…"  # a formula
+LONGEST_NAME = 240  # letters of what is said of a name of the package
 KINDS = (
     ("lesson", re.compile(r"nbs/\d")),
     ("appendix", re.compile(r"nbs/[^/]+$")),
@@ -54,6 +76,20 @@ KINDS = (
     ("name", re.compile(r"book/api$")),
     ("list", re.compile(r"book/(bibliography|errata|sources|status)$")),
 )
+# What somebody looks for under a name that the book does not use, and the labels of
+# the sections that answer it: they stand first.
+ASKED = {
+    "ch14-training": "6ND, 6PT, 6NT, 6 N D, 6N FLOPs per token, training FLOPs",
+    "ch14-forward": "6N, 6P, 2N, 2P, FLOPs per token",
+    "ch12-count": "124M, 124 million, GPT-2 small, number of parameters",
+    "ch16-units": "ppl, perplexity vs bits per byte",
+    "nbs/package/nn/quantized": "8 bit weights, int8, int8 weights, 4 bit weights",
+    "ch07-heads-learn": "what does a head do, what do heads do, attention heads",
+    "ch00-fit": "how does it learn, how does a model learn, how does training work",
+    "ch01-why-scale": "why divide by square root, square root of d, divide by sqrt dk",
+    "book/intro": "ChatGPT, chat GPT, LLM, large language model",
+    "nbs/package/costs": "MoE, mixture of experts",
+}
 # pages of other pages' sentences, and pages without any
 NO_TEXT = re.compile(
     r"_modules/|(?:^|/)(?:chapters|takeaways|genindex|py-modindex|search|404)$"
@@ -74,10 +110,10 @@ class Section:
 
 
 def spoken(tex: str) -> str:
-    "Return the letters and numbers of a formula."
+    "Return a formula as plain text, or a sign where that cannot be read."
     for pattern, text in TEX:
         tex = pattern.sub(text, tex)
-    return f" {tex} "
+    return f" {LEFT_OUT if UNREAD.search(tex) else tex} "
 
 
 def text_of(element) -> str:
@@ -105,7 +141,8 @@ class Reader:
     list of names, terms or works, each of them with what is said of it is a section.
     """
 
-    def __init__(self):
+    def __init__(self, skipped: frozenset[str] = frozenset()):
+        self.skipped = SKIPPED | skipped
         self.sections: list[Section] = []
         self.around: list[Section] = []
 
@@ -122,7 +159,7 @@ class Reader:
 
     def read_inside(self, element, into: str) -> None:
         tag, classes = element.tag, set(element.get("class", "").split())
-        if tag in SKIPPED_TAGS or classes & SKIPPED:
+        if tag in SKIPPED_TAGS or classes & self.skipped:
             return
         if tag == "dl" and classes & {"glossary", "py"}:
             self.read_names(element, into)
@@ -131,7 +168,8 @@ class Reader:
             self.around[-1].titles.append(text_of(element))
             return
         if "math" in classes and self.around:
-            getattr(self.around[-1], into).append(spoken(element.text_content()))
+            tex = " ".join(element.xpath("text()"))  # without the number beside it
+            getattr(self.around[-1], into).append(spoken(tex))
             return
         opened = (
             element.get("id") if tag == "section" or "citation" in classes else None
@@ -187,7 +225,7 @@ def kind_of(page: str) -> str:
 
 def read_sections(page: str, body: str) -> list[dict]:
     "Return what the search knows of the sections of a page, in their order."
-    reader = Reader()
+    reader = Reader(SKIPPED_ON.get(page, frozenset()))
     reader.read(fromstring(f"<div>{body}</div>"))
     found = []
     for section in reader.sections:
@@ -210,6 +248,8 @@ def read_sections(page: str, body: str) -> list[dict]:
                 for link in section.links
                 if "#" in link and not link.startswith("#")
             ]
+        if entry["kind"] == "name" and len(entry["text"]) > LONGEST_NAME:
+            entry["text"] = entry["text"][:LONGEST_NAME].rsplit(" ", 1)[0] + " …"
         found.append(entry)
     for entry in found:
         entry["page"] = found[0]["title"]
@@ -231,20 +271,70 @@ def on_page(app, page, template, context, doctree):
         path.write_text(text, encoding="utf-8")
 
 
-def resolve(sections: list[dict]) -> None:
-    "Let terms name the sections that explain them, in place of labels inside."
-    home = {}
+def resolve(sections: list[dict]) -> dict[str, list[str]]:
+    """Let terms name the sections that explain them, in place of labels inside.
+
+    Return the sections that answer what is asked under other names.
+    """
+    home, labels = {}, {}
     for entry in sections:
         page = entry["url"].partition("#")[0]
-        for anchor in (entry["url"], *(f"{page}#{a}" for a in entry.pop("anchors"))):
-            home[anchor] = entry["url"]
+        labels.setdefault(page.removesuffix(".html"), entry["url"])
+        for anchor in (entry["url"].partition("#")[2], *entry.pop("anchors")):
+            home[f"{page}#{anchor}"] = entry["url"]
+            labels.setdefault(anchor, entry["url"])
     for entry in sections:
         if "explained" in entry:
             entry["explained"] = [home[u] for u in entry["explained"] if u in home]
+    asked: dict[str, list[str]] = {}
+    for label, names in ASKED.items():
+        for name in names.split(", "):
+            if label in labels:
+                asked.setdefault(name, []).append(labels[label])
+    return asked
+
+
+def titles(sections: list[dict], asked: dict[str, list[str]]) -> str:
+    "Return a script with what a result says of itself, each page named once."
+    pages: dict[str, int] = {}
+    rows = []
+    number = {entry["url"]: i for i, entry in enumerate(sections)}
+    for entry in sections:
+        address, _, anchor = entry["url"].partition("#")
+        page = pages.setdefault(f"{address}|{entry['page']}", len(pages))
+        row = [page, anchor, entry["title"], entry["kind"]]
+        if "names" in entry:
+            explained = [number[url] for url in entry["explained"]]
+            row += [entry["names"], explained]
+        rows.append(row)
+    data = {
+        "pages": [page.split("|", 1) for page in pages],
+        "sections": rows,
+        "asked": {name: [number[u] for u in urls] for name, urls in asked.items()},
+    }
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    return f"window.SEARCH_TITLES={text};\n"
+
+
+def texts(sections: list[dict]) -> str:
+    "Return a script with the texts, compressed, in letters that a script can hold."
+    rows = [[entry["text"], entry["printed"]] for entry in sections]
+    text = json.dumps(rows, ensure_ascii=False, separators=(",", ":"))
+    packed = base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
+    return f'window.SEARCH_TEXTS="{packed}";dispatchEvent(new Event("search-texts"));\n'
+
+
+def write_scripts(sections: list[dict], asked: dict, static: Path) -> None:
+    "Write both scripts into the folder of the site's own files."
+    for name, text in (
+        ("titles", titles(sections, asked)),
+        ("texts", texts(sections)),
+    ):
+        (static / f"search-{name}.js").write_text(text, encoding="utf-8")
 
 
 def write_sections(app, exception):
-    "Write the sections of all pages into one script."
+    "Write the sections of all pages into the scripts of the search."
     if exception is not None or app.builder.format != "html":
         return
     sections = []
@@ -252,10 +342,7 @@ def write_sections(app, exception):
         path = folder(app) / f"{page}.json"
         if path.exists():
             sections += json.loads(path.read_text(encoding="utf-8"))
-    resolve(sections)
-    text = json.dumps(sections, ensure_ascii=False, separators=(",", ":"))
-    out = Path(app.outdir) / "_static" / "search-sections.js"
-    out.write_text(f"window.SEARCH_SECTIONS={text};\n", encoding="utf-8")
+    write_scripts(sections, resolve(sections), Path(app.outdir) / "_static")
 
 
 def leave_sphinx_out(app):

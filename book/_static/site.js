@@ -159,11 +159,31 @@
     article.tabIndex = -1;
     link.setAttribute("href", `#${article.id}`);
   };
-  // A result of the search says what was looked for (?find=words). The first place
-  // with most of these words in the section that the address names is marked, its
-  // folds are opened, and it comes into view.
+  // What the dialogue of the search needs is loaded when it opens.
+  const own = document.currentScript.src;
+  const searching = () => {
+    const dialog = document.getElementById("pst-search-dialog");
+    if (!dialog) return;
+    const load = () => {
+      if (document.querySelector("script[src*='_static/search.js']")) return;
+      for (const name of ["minisearch/minisearch", "search-titles", "search",
+                          "search-texts"]) {
+        const script = document.createElement("script");
+        script.src = new URL(`${name}.js`, own);
+        script.async = false;       // one after the other
+        document.head.append(script);
+      }
+    };
+    dialog.addEventListener("focusin", load, { once: true });
+  };
+  // A result of the search says what was looked for (?find=words, the rarest first,
+  // and ?phrase=). In the section that the address names, the first place with the
+  // phrase, or with most of the words, is marked, and its folds are opened. It comes
+  // into view, and so does the heading of its section if both find room.
   const find = () => {
-    const asked = new URLSearchParams(location.search).get("find");
+    const query = new URLSearchParams(location.search);
+    const asked = query.get("find");
+    const phrase = (query.get("phrase") || "").toLowerCase();
     const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
     if (!asked || !target) return;
     history.replaceState(null, "", location.pathname + location.hash);
@@ -179,7 +199,8 @@
       const text = node.parentElement.closest("p, li, td, pre, div")
         .textContent.toLowerCase();
       const here = node.data.toLowerCase();
-      const count = words.filter((word) => text.includes(word)).length;
+      const count = phrase && here.includes(phrase) ? Infinity :
+        words.filter((word) => text.includes(word)).length;
       if (count > most && words.some((word) => here.includes(word)))
         [best, most] = [node, count];
     }
@@ -189,14 +210,17 @@
       if (box.matches(".toggle-hidden")) box.querySelector("button")?.click();
     }
     const here = best.data.toLowerCase();
-    const word = words.find((one) => here.includes(one));
+    const word = most === Infinity ? phrase : words.find((one) => here.includes(one));
     const range = document.createRange();
     range.setStart(best, here.indexOf(word));
     range.setEnd(best, here.indexOf(word) + word.length);
     const mark = document.createElement("mark");
     mark.className = "tf-found";
     range.surroundContents(mark);
-    mark.scrollIntoView({ block: "center" });
+    const above = target.closest("section")?.querySelector("h1, h2, h3, h4") || target;
+    const room = mark.getBoundingClientRect().bottom - above.getBoundingClientRect().top;
+    if (room > 0 && room < 0.6 * innerHeight) above.scrollIntoView({ block: "start" });
+    else mark.scrollIntoView({ block: "center" });
   };
   // The theme keeps the place of the sidebar from page to page. If the current page
   // is out of view there, it comes into the middle.
@@ -261,6 +285,7 @@
     ticks();
     name();
     skip();
+    searching();
     together();
     document.querySelectorAll(".tag_setup .cell_input pre").forEach(imports);
     current();
