@@ -1367,6 +1367,103 @@ def test_the_sidebar_folds_and_shows_where_one_is(book, address, open_page):
     assert page.locator(".bd-links details.tf-part[open]").count() == 1
 
 
+SHIFTS = """() => { window.shift = 0; window.shifted = [];
+    new PerformanceObserver(list => list.getEntries().forEach(entry => {
+        if (entry.hadRecentInput) return;
+        window.shift += entry.value;
+        window.shifted.push([entry.value, ...entry.sources.map(source =>
+            source.node && (source.node.className || source.node.nodeName))]);
+    })).observe({type: "layout-shift", buffered: true}); }"""
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_lesson_stands_still_while_its_fonts_come(address, chromium, width):
+    "Cumulative layout shift under 0.1, each font being half a second late."
+
+    def late(route):
+        page.wait_for_timeout(500)
+        route.continue_()
+
+    page = chromium.new_page(viewport={"width": width, "height": 900})
+    page.set_default_timeout(PATIENCE)
+    page.add_init_script(f"({SHIFTS})()")
+    page.route("**/fonts/*.woff2", late)
+    page.goto(f"{address}/{FIRST.as_posix()}", wait_until="load")
+    page.evaluate("document.fonts.ready.then(() => true)")
+    page.wait_for_timeout(300)
+    shift, shifted = page.evaluate("[window.shift, window.shifted]")
+    page.close()
+    assert shift < 0.1, (shift, shifted)
+
+
+def test_the_fonts_of_text_and_headings_are_asked_for_first(book):
+    for path in (book / "book" / "intro.html", book / FIRST):
+        links = re.findall(rb'<link rel="preload" as="font"[^>]*>', read(path).source)
+        assert len(links) == 2 and all(b"crossorigin" in link for link in links)
+        for link in links:
+            target = re.search(rb'href="([^"]+)"', link)[1].decode()
+            assert (book / target_of(place(book, path), target)).exists()
+
+
+def test_the_way_that_was_taken_is_shown_and_can_be_left(address, open_page):
+    page = open_page(f"{address}/nbs/02_bytes_and_bpe.html")
+    lines = page.locator("nav.tf-way:visible")
+    assert lines.count() == 0
+    page.goto(f"{address}/book/routes/understand.html", wait_until="load")
+    begin = page.locator("a[data-begin]")
+    first = begin.inner_text()
+    assert first.startswith("Begin: ")
+    page.locator(".tf-route input").first.check()
+    assert begin.inner_text().startswith("Go on: 1. Attention")
+    assert page.locator(".bd-links a.tf-was-read").count() == 1
+    page.locator(".tf-route a", has_text="Bytes and byte pairs").click()
+    page.wait_for_selector("nav.tf-way:visible")
+    assert lines.count() == 2  # at the head and at the foot
+    said = lines.first.inner_text()
+    assert "Understand it, 3 of " in said and "4. Absolute positions" in said
+    lines.first.locator("button").click()
+    assert lines.count() == 0
+    page.reload(wait_until="load")
+    assert lines.count() == 0
+
+
+def test_a_route_leads_to_its_first_lesson(book):
+    for name in course_map.ROUTES_BY_NAME:
+        source = read(book / "book" / "routes" / f"{name}.html").source.decode()
+        lesson = course_map.on_route(ROOT, name)[0].name
+        (link,) = re.findall(r'class="right-next"\s+href="([^"]+)"', source)
+        assert link == f"../../nbs/{lesson}.html", name
+    sidebar = [urlsplit(link).path for link in read(book / FIRST).sidebar]
+    ways = [link for link in sidebar if "/routes/" in link]
+    assert sidebar[1:5] == ways and len(ways) == 4
+
+
+def test_the_claims_of_a_lesson_open_their_own_fold(address, open_page):
+    page = open_page(f"{address}/nbs/06_norms.html")
+    page.locator(".tf-head a", has_text="proved here").click()
+    page.wait_for_selector("#claims-06-norms[open]")
+    assert page.locator("details.tf-closer[open]").count() == 1
+    top = page.locator("#claims-06-norms").bounding_box()["y"]
+    assert 0 <= top < 900
+
+
+def test_the_title_of_a_page_is_its_first_heading(book, open_page):
+    page = open_page(book / FIRST, look=True)
+    levels = page.evaluate("""() => [...document.querySelectorAll(
+        "h1, h2, h3, h4, [role=heading]")].map(head => head.localName)""")
+    assert levels[0] == "h1" and levels.count("h1") == 1 and "p" not in levels
+
+
+def test_the_search_stays_in_view_beside_a_late_lesson(address, open_page):
+    page = open_page(f"{address}/nbs/26_sliding_window.html", height=700)
+    tops = page.evaluate("""() => [".navbar-brand", ".search-button-field",
+        ".bd-links li.current > a"].map(name => document.querySelector(
+        `.bd-sidebar-primary ${name}`).getBoundingClientRect())
+        .map(box => [box.top, box.bottom])""")
+    assert tops[0][0] >= -2 and tops[0][1] <= tops[1][0] + 2
+    assert tops[1][1] <= tops[2][0] and tops[2][1] <= 700, tops
+
+
 def test_every_page_has_a_title_said_once_and_a_description(book):
     name = "The Verified Transformer"
     for path in pages(book):

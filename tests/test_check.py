@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from conftest import load_experiment
+from conftest import ROOT, load_experiment
 from helpers import by_day
 from tformer import check
 from tformer.check.adapter import extract_logits, find_modules, preserve_state
@@ -2141,3 +2141,14 @@ def test_a_leak_of_a_library_is_seen_and_the_record_is_kept(monkeypatch):
         "found": True,
         "module": "roformer.encoder.layer.0.attention.self",
     }
+
+
+def test_the_page_of_the_route_shows_true_reports(capsys):
+    "Its code, run in order, prints what stands below it."
+    text = (ROOT / "book" / "routes" / "check.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(python|text)\n(.*?)^```$", text, re.M | re.S)
+    assert [kind for kind, _ in blocks] == ["python", "text"] * 2
+    names = {}
+    for (_, code), (_, shown) in zip(blocks[::2], blocks[1::2], strict=True):
+        exec(code, names)
+        assert capsys.readouterr().out == shown

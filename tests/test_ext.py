@@ -327,6 +327,23 @@ def test_the_part_of_the_page_is_open():
     assert [" open" in part for part in drawn.split("<details")[1:]] == [False, True]
 
 
+def test_captions_of_the_sidebar_are_no_headings():
+    drawn = page_frame.no_headings(sidebar(("Lessons", False), ("Reference", True)))
+    assert "heading" not in drawn and drawn.count('<p class="caption">') == 2
+
+
+def test_letters_lead_to_their_first_terms():
+    body = """<h1>Glossary</h1><dl><dt id="term-a">activation</dt>
+<dt id="term-b"><em>Adam</em></dt><dt id="term-c">BLEU</dt>
+<dt id="term-d">√d</dt></dl>"""
+    drawn = page_frame.with_letters(body)
+    assert re.findall(r'href="#([^"]+)">(\w)<', drawn) == [
+        ("term-a", "A"),
+        ("term-c", "B"),
+    ]
+    assert drawn.index("</h1>") < drawn.index("tf-letters") < drawn.index("<dl>")
+
+
 def test_a_page_is_described_by_its_first_sentences():
     body = (
         "<p>Short.</p><p>What a &lt;tag&gt; is, <b>one</b> finds out on this page.</p>"
@@ -735,9 +752,41 @@ def test_a_page_of_a_route_has_a_box_for_each_lesson():
     page = course_map.route_page(ROOT, "today", "../../")
     on = [nb.name for nb in course_map.on_route(ROOT, "today")]
     assert re.findall(r'data-page="nbs/([^"]*)"', page) == on
-    assert re.findall(r'href="../../nbs/([^"]*)\.html"', page) == on
+    assert re.findall(r'href="../../nbs/([^"]*)\.html"', page) == [on[0], *on]
+    assert ">Begin: 5. Rotary positions</a>" in page
+    assert page.count("skim if you know it") == len(course_map.skimmed(ROOT, "today"))
     assert f'data-pages="{" ".join(f"nbs/{name}" for name in on)}"' in page
-    assert "21 The KV cache</a>" in page
+    assert "21. The KV cache</a>" in page
+    assert "skim" not in course_map.route_page(ROOT, "build", "")
+
+
+def test_a_lesson_says_where_it_stands_on_each_way():
+    lines = course_map.ways(ROOT, "nbs/02_bytes_and_bpe")
+    on = course_map.on_route(ROOT, "understand")
+    assert re.findall(r'data-way="(\w+)"[^>]* hidden', lines) == ["understand", "build"]
+    assert f">Understand it</a>, 3 of {len(on)} · next on this way" in lines
+    assert '<a href="../nbs/04_absolute_positions.html">4. Absolute' in lines
+    last = course_map.ways(ROOT, f"nbs/{on[-1].name}")
+    assert "the last on this way" in last.partition("</nav>")[0]
+    assert course_map.ways(ROOT, "nbs/03_tokenizer") == ""
+    assert 'href="../../../book/routes/check' in course_map.ways(
+        ROOT, f"nbs/{course_map.on_route(ROOT, 'check')[-1].name}"
+    )
+    assert course_map.at_its_end(lines) != lines
+
+
+def test_who_knows_a_gpt_finds_what_the_lessons_of_today_need():
+    "What was new after GPT-2 stands on the way, before the lessons that need it."
+    needs = {
+        ch["nb"]: re.findall(r"\]\(([0-9]\w+)\.ipynb\)", ch["needs"])
+        for part in course_map.plan(ROOT)
+        for ch in part["chapters"]
+    }
+    known = {nb.name for nb in course_map.on_route(ROOT, "understand")}
+    known -= course_map.skimmed(ROOT, "today")
+    on = [nb.name for nb in course_map.on_route(ROOT, "today")]
+    for i, nb in enumerate(on):
+        assert {*needs[nb]} <= {*on[:i], *known}, nb
 
 
 def test_the_first_page_says_what_the_record_of_the_leak_says(tmp_path):

@@ -108,6 +108,7 @@ class Box(SphinxDirective):
     has_content = True
     final_argument_whitespace = True
     optional_arguments = 1
+    option_spec = {"name": directives.unchanged}
     titles = {"answer": "Answer"}
     before = {"closer": "Closer look: ", "more": "More: "}
 
@@ -134,6 +135,7 @@ class Box(SphinxDirective):
         self.assert_has_content()
         box = Fold("", self.summary(), classes=[f"tf-{self.kind}"])
         self.set_source_info(box)
+        self.add_name(box)
         self.state.nested_parse(self.content, self.content_offset, box)
         return [box]
 
@@ -333,7 +335,8 @@ def head(root: Path, path: Path, text: str) -> str:
     if found.claims:
         n = len(found.claims)
         parts.append(
-            f"[✓ {n} {'claim' if n == 1 else 'claims'} proved here](#status-claims)"
+            f"[✓ {n} {'claim' if n == 1 else 'claims'} proved here]"
+            f"(#claims-{name.replace('/', '-').lower()})"
         )
     return " · ".join(parts)
 

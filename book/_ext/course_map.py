@@ -28,6 +28,7 @@ COUNT = "<!-- count -->"
 README_TABLE = re.compile(r"(<!-- chapters -->\n).*?(<!-- /chapters -->)", re.S)
 ROUTE = re.compile(r"<!-- route: (\w+) -->")
 LEAK = "<!-- leak -->"
+TOUR = "nbs/00_tour"  # behind the first page; the routes stand between them
 TENSORS = "A0_tensors"  # what a reader without PyTorch reads before all others
 
 
@@ -117,9 +118,22 @@ def on_route(root: Path, name: str) -> list[Notebook]:
     return [found[nb] for nb in sorted(on, key=lambda nb: nb != TENSORS)]
 
 
+def skimmed(root: Path, name: str) -> set[str]:
+    "The notebooks on a route that its readers may know already."
+    flag = ROUTES_BY_NAME[name].flag
+    return {
+        ch["nb"]
+        for part in plan(root)
+        for ch in part["chapters"]
+        if ch.get(flag) == "skim"
+    }
+
+
 def hours(root: Path, name: str) -> int:
-    "About how many hours a route takes."
-    return math.ceil(sum(map(minutes, on_route(root, name))) / 60)
+    "About how many hours a route takes, without what may be skimmed."
+    known = skimmed(root, name)
+    read = [nb for nb in on_route(root, name) if nb.name not in known]
+    return math.ceil(sum(map(minutes, read)) / 60)
 
 
 def routes(root: Path, folder: str) -> str:
@@ -149,23 +163,67 @@ def duration(some: float) -> str:
     return " ".join([f"{full} h"] * (full > 0) + [f"{rest} min"] * (rest > 0))
 
 
+def full_title(nb: Notebook) -> str:
+    "Number and title of a notebook, for HTML."
+    head = number(nb.name)
+    return html.escape(f"{head}{'.' * bool(head)} {nb.title or nb.name}".strip())
+
+
+def ways(root: Path, page: str) -> str:
+    """Where a lesson stands on each route that it is on, as lines that are hidden.
+
+    The script shows the one of the route that its reader has taken.
+    """
+    lines = ""
+    up = "../" * page.count("/")
+    for name, route in ROUTES_BY_NAME.items():
+        on = on_route(root, name)
+        at = [f"nbs/{nb.name}" for nb in on]
+        if page not in at:
+            continue
+        i = at.index(page)
+        then = "the last on this way"
+        if i + 1 < len(on):
+            then = (
+                f'next on this way: <a href="{up}{at[i + 1]}.html">'
+                f"{full_title(on[i + 1])}</a>"
+            )
+        lines += (
+            f'<nav class="tf-way" data-way="{name}" aria-label="The way you have taken"'
+            f' hidden><a href="{up}book/routes/{name}.html">{route.title}</a>,'
+            f" {i + 1} of {len(on)} · {then}"
+            ' <button type="button">Leave this way</button></nav>'
+        )
+    return lines
+
+
+def at_its_end(lines: str) -> str:
+    "The same lines for the foot of a page; two landmarks need two names."
+    return lines.replace("you have taken", "you have taken, once more")
+
+
 def route_page(root: Path, name: str, way: str) -> str:
     "The lessons of a route as a list, each with a box for a tick."
+    known = skimmed(root, name)
     builds = {ch["nb"]: ch["builds"] for part in plan(root) for ch in part["chapters"]}
     on = on_route(root, name)
     items = ""
     for nb in on:
-        title = html.escape(f"{number(nb.name)} {nb.title or nb.name}".strip())
+        title = full_title(nb)
         items += (
             f'<li><label><input type="checkbox" data-page="nbs/{nb.name}" hidden>'
             f'<a href="{way}nbs/{nb.name}.html">{title}</a></label>'
-            f"<em>{duration(minutes(nb))}</em>"
+            f"<em>{'skim if you know it, else ' * (nb.name in known)}"
+            f"{duration(minutes(nb))}</em>"
             f"<span>{html.escape(builds[nb.name])}</span></li>"
         )
     pages = " ".join(f"nbs/{nb.name}" for nb in on)
+    more = ", and more where lessons marked “skim” are new to you" * bool(known)
     return (
-        f"About {hours(root, name)} hours.\n\n```{{raw}} html\n"
-        f'<ul class="tf-route">{items}</ul>'
+        f"About {hours(root, name)} hours{more}.\n\n```{{raw}} html\n"
+        f'<p><a class="tf-start sd-btn sd-btn-primary" data-begin '
+        f'href="{way}nbs/{on[0].name}.html">Begin: {full_title(on[0])}</a></p>'
+        f'<ul class="tf-route" data-way="{name}">{items}</ul>'
         f'<p class="tf-progress" data-pages="{pages}" aria-live="polite"></p>\n```'
     )
 
@@ -223,8 +281,32 @@ def on_source_read(app, docname, content):
     content[0] = ROUTE.sub(lambda m: route_page(root, m[1], way), content[0])
 
 
+def on_page(app, page, template, context, doctree):
+    "Show where a lesson stands on its routes, and let a route lead to its lessons."
+    root = Path(app.srcdir)
+    uri = app.builder.get_relative_uri
+    first = app.config.root_doc
+    if page.startswith("book/routes/"):
+        lesson = on_route(root, page.rpartition("/")[2])[0]
+        context["prev"] = {"link": uri(page, first), "title": "The first page"}
+        context["next"] = {
+            "link": uri(page, f"nbs/{lesson.name}"),
+            "title": full_title(lesson),
+        }
+    elif page in {first, TOUR}:
+        side, other = ("next", TOUR) if page == first else ("prev", first)
+        context[side] = {
+            "link": uri(page, other),
+            "title": str(app.env.titles[other].astext()),
+        }
+    lines = ways(root, page) if page.startswith("nbs/") else ""
+    if lines:
+        context["body"] = lines + context["body"] + at_its_end(lines)
+
+
 def setup(app):
     app.connect("source-read", on_source_read)
+    app.connect("html-page-context", on_page, priority=860)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
 
 

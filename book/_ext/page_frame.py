@@ -18,6 +18,8 @@ PART = re.compile(r'(?=<p aria-level="2" class="caption")')
 CAPTION = re.compile(
     r'<p aria-level="2" class="caption"[^>]*>(<span.*?>(.*?)</span>)</p>'
 )
+CAPTION_P = '<p class="caption">'
+TERM = re.compile(r'<dt id="(term-[^"]+)">(?:<[^>]+>)*([^<])')
 PARAGRAPH = re.compile(r"<p>(.*?)</p>", re.S)
 TAG = re.compile(r"<[^>]+>")
 LONGEST = 200  # letters of a description
@@ -40,6 +42,27 @@ def fold_parts(sidebar: str) -> str:
     return "".join(pieces)
 
 
+def no_headings(sidebar: str) -> str:
+    "Let the captions of a sidebar be no headings: they would come before the title."
+    return sidebar.replace(
+        '<p aria-level="2" class="caption" role="heading">', CAPTION_P
+    )
+
+
+def with_letters(body: str) -> str:
+    "Put links to the first term of each letter below the title of the glossary."
+    firsts: dict[str, str] = {}
+    for name, term in TERM.findall(body):
+        letter = term[0].upper()
+        if letter.isascii() and letter.isalpha():
+            firsts.setdefault(letter, name)
+    links = " ".join(
+        f'<a href="#{name}">{letter}</a>' for letter, name in sorted(firsts.items())
+    )
+    strip = f'<nav class="tf-letters" aria-label="Letters">{links}</nav>'
+    return body.replace("</h1>", f"</h1>\n{strip}", 1)
+
+
 def first_paragraph(body: str) -> str:
     "Return the first sentences of a page, as plain text, or nothing."
     for paragraph in PARAGRAPH.findall(body):
@@ -54,9 +77,11 @@ def first_paragraph(body: str) -> str:
 def on_page(app, page, template, context, doctree):
     listed = context.get("generate_toctree_html")
     if listed:
-        context["generate_toctree_html"] = lambda *args, **named: fold_parts(
-            str(listed(*args, **named))
+        context["generate_toctree_html"] = lambda *args, **named: no_headings(
+            fold_parts(str(listed(*args, **named)))
         )
+    if page == "book/glossary":
+        context["body"] = with_letters(context["body"])
     if 'name="description"' not in context.get("metatags", ""):
         text = first_paragraph(context.get("body") or "")
         if text:

@@ -107,7 +107,8 @@ def claims(root: Path, found: list[Notebook]) -> str:
         changes = yaml.safe_load(path.read_text(encoding="utf-8"))
         rows = "\n".join(change_row(change, root / "tformer") for change in changes)
         out.append(
-            f":::::{{closer}} {nb.title}: ✓ {len(counts[nb.name])}\n{rows}\n:::::"
+            f":::::{{closer}} {nb.title}: ✓ {len(counts[nb.name])}\n"
+            f":name: claims-{nb.name.replace('/', '-').lower()}\n\n{rows}\n:::::"
         )
     return "\n\n".join(out)
 

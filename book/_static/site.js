@@ -222,6 +222,15 @@
     if (room > 0 && room < 0.6 * innerHeight) above.scrollIntoView({ block: "start" });
     else mark.scrollIntoView({ block: "center" });
   };
+  // An address that names a fold, or something in one, opens it.
+  const unfold = () => {
+    const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    const folds = [];
+    for (let box = target; box; box = box.parentElement)
+      if (box.matches("details") && !box.open) folds.push(box);
+    folds.forEach((fold) => { fold.open = true; });
+    if (folds.length) target.scrollIntoView();
+  };
   // The theme keeps the place of the sidebar from page to page. If the current page
   // is out of view there, it comes into the middle.
   const current = () => {
@@ -242,8 +251,48 @@
       return new Set();     // the browser keeps nothing, or something else
     }
   };
+  // The way that a reader has taken: the route whose page was opened last. Its lessons
+  // say at their head and foot what comes next on it.
+  const WAY = "tformer-way";
+  const way = () => {
+    let taken = null;
+    try {
+      const opened = document.querySelector(".tf-route[data-way]");
+      if (opened) localStorage.setItem(WAY, opened.dataset.way);
+      taken = localStorage.getItem(WAY);
+    } catch {
+      return;               // the browser keeps nothing
+    }
+    document.querySelectorAll("nav.tf-way").forEach((line) => {
+      line.hidden = line.dataset.way !== taken;
+      line.querySelector("button").addEventListener("click", () => {
+        localStorage.removeItem(WAY);
+        document.querySelectorAll("nav.tf-way").forEach((one) => { one.hidden = true; });
+      });
+    });
+  };
+  const LESSON = /nbs\/[0-9A][^/]*(?=\.html$)/;
+  const lesson = (link) => decodeURIComponent(new URL(link.href).pathname).match(LESSON);
+  // In the sidebar lessons that were read have a tick, and a route begins with the
+  // first lesson that was not.
+  const tickLinks = (read) => {
+    document.querySelectorAll(".bd-links a[href]").forEach((link) => {
+      const page = lesson(link);
+      link.classList.toggle("tf-was-read", Boolean(page && read.has(page[0])));
+    });
+    const begin = document.querySelector("a[data-begin]");
+    if (!begin) return;
+    const left = [...document.querySelectorAll(".tf-route li a")]
+      .filter((link) => !read.has(lesson(link)[0]));
+    const all = document.querySelectorAll(".tf-route li").length;
+    begin.hidden = !left.length;
+    if (!left.length) return;
+    begin.href = left[0].href;
+    begin.textContent =
+      `${left.length < all ? "Go on" : "Begin"}: ${left[0].textContent}`;
+  };
   const ticks = () => {
-    const path = decodeURIComponent(location.pathname).match(/nbs\/[0-9A][^/]*(?=\.html$)/);
+    const path = lesson(location);
     const article = document.querySelector("article.bd-article");
     if (path && article) {
       const label = document.createElement("label");
@@ -258,6 +307,7 @@
     const show = () => {
       const read = ticked();
       boxes.forEach((box) => { box.checked = read.has(box.dataset.page); });
+      tickLinks(read);
       document.querySelectorAll(".tf-progress").forEach((line) => {
         const pages = line.dataset.pages.split(" ");
         const n = pages.filter((page) => read.has(page)).length;
@@ -283,6 +333,7 @@
   };
   addEventListener("load", () => {
     ticks();
+    way();
     name();
     skip();
     searching();
@@ -291,6 +342,8 @@
     current();
     document.querySelectorAll(".tf-ask").forEach(ask);
     find();
+    unfold();
+    addEventListener("hashchange", unfold);
     watch(WIDE.slice(1).map(([, where]) => where).join(", "));
     if (window.MathJax && MathJax.startup && MathJax.startup.promise) {
       MathJax.startup.promise.then(() => {
