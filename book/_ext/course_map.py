@@ -32,6 +32,17 @@ TOUR = "nbs/00_tour"  # behind the first page; the routes stand between them
 TENSORS = "A0_tensors"  # what a reader without PyTorch reads before all others
 
 
+# before the page is drawn, so that nothing moves when the line of the way appears
+SHOWN = """<script>
+try {
+  document.querySelectorAll("nav.tf-way").forEach((line) => {
+    line.hidden = line.dataset.way !== localStorage.getItem("tformer-way");
+  });
+} catch {}
+</script>
+"""
+
+
 @dataclass(frozen=True)
 class Route:
     "A way through the course."
@@ -301,7 +312,7 @@ def on_page(app, page, template, context, doctree):
         }
     lines = ways(root, page) if page.startswith("nbs/") else ""
     if lines:
-        context["body"] = lines + context["body"] + at_its_end(lines)
+        context["body"] = lines + SHOWN + context["body"] + at_its_end(lines)
 
 
 def setup(app):
