@@ -17,6 +17,7 @@ from tformer.inference.logits import (
     apply_top_k,
     apply_top_p,
 )
+from tformer.inference.sampler import SamplingParams, process_logits
 
 STATIC = ROOT / "book" / "_static" / "storyteller"
 KITE = (
@@ -539,6 +540,53 @@ def test_the_lesson_on_heads_asks_about_one_text(opened):
     assert "“ball” 50.2 %" in sentence(page)
     assert "Outlined: with all heads on." in next_label(page)
     assert page.get_by_role("textbox").count() == 0
+
+
+def test_lesson_7_says_what_the_marked_head_does(model):
+    pieces, weights, _ = storyteller.read(KITE)
+    head = storyteller.head_index("2.3")
+    assert round(weights[head, -1, pieces.index(" kite")].item(), 2) == 0.57
+    page = (ROOT / "nbs" / "07_multi_head_attention.ipynb").read_text(encoding="utf-8")
+    assert "3 of layer 2, has 57 % of its weight on *kite*" in page
+    assert ":head: 2.3" in page
+
+
+@pytest.mark.parametrize(
+    "settings, names, least, most",
+    [
+        ({}, "Mia Lucy Zoe Nora Anna", 0.1, 0.3),
+        ({"top_k": 5}, "Mia Lucy Zoe Nora Anna", 0.62, 0.78),
+        ({"top_p": 0.8}, "Mia Lucy Zoe Nora Anna", 0.62, 0.78),
+        ({"top_p": 0.5}, "Mia Lucy Zoe Nora", 0.94, 1.0),
+        ({"min_p": 0.1}, "Mia Lucy Zoe Nora Anna", 0.93, 1.0),
+    ],
+)
+def test_lesson_20_says_what_its_settings_do(
+    bundle, model, settings, names, least, most
+):
+    "At temperature 2: which names are left, and which share of sentences is right."
+    start = "Once there was a kind girl named"
+    prompt = [
+        storyteller.config_of(bundle)["end"],
+        *bundle.tokenizer.encode(start),
+    ]
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt]))[:, -1]
+    left = process_logits(logits, SamplingParams(temperature=2.0, **settings))[0]
+    if settings:
+        kept = [bundle.tokenizer.decode([i]) for i in left.isfinite().nonzero()[:, 0]]
+        assert {*kept} == {f" {name}" for name in names.split()}
+    completions = generate(
+        model,
+        [prompt] * 60,
+        max_new_tokens=model.config.max_len - len(prompt),
+        sampling_params=[
+            SamplingParams(temperature=2.0, seed=i, **settings) for i in range(60)
+        ],
+        stop_token_ids=prompt[0],
+    )
+    told = [bundle.tokenizer.decode([*prompt[1:], *one.ids]) for one in completions]
+    assert least < fraction_correct(told) < most
 
 
 def test_the_first_page_says_what_goes_wrong(bundle):
