@@ -212,10 +212,10 @@ def draw_head(weights) -> str:
 
 def draw_tokens(pieces, weights) -> str:
     spans = [
-        f'<span style="--tf-weight: {weight:.3f}">{html.escape(piece)}</span>'
+        f'<span class="tf-given" style="--tf-weight: {weight:.3f}">{html.escape(piece)}</span>'
         for piece, weight in zip(pieces[1:], weights[1:], strict=True)
     ]
-    spans[-1] = spans[-1].replace("<span", '<span class="tf-chosen"', 1)
+    spans[-1] = spans[-1].replace("tf-given", "tf-given tf-chosen", 1)
     return f'<div class="tf-tokens">{"".join(spans)}</div>'
 
 
@@ -324,7 +324,7 @@ def draw_still(
     return (
         room("div", "tf-bar", field + idle(*BUTTONS) + top)
         + room("p", "tf-label tf-notice", KNOWN)
-        + room("div", "tf-bar tf-chips", idle(*beginnings, "Back to the first text"))
+        + room("div", "tf-bar tf-chips", idle(*beginnings, "First text"))
         + f'{label("text")}{tokens}<div class="tf-columns">{first}{side}{said}'
         + f"{sliders('temperature', 'top-k')}</div>"
     )

@@ -204,7 +204,7 @@ window.tformerStoryteller = (() => {
         `head ${state.head % n_heads + 1} of layer ${Math.floor(state.head / n_heads) + 1}`;
       allOn.hidden = text.model.off.size === 0;
       const isFirst = state.isFirst() && state.here === text.ids.length - 1;
-      hint.textContent = text.model.off.size ? "Switch it on again, or choose another head."
+      hint.textContent = text.model.off.size ? "The dotted outlines are those of all heads."
         : isFirst ? `Switch the marked head off and watch “${state.likeliest()}”.`
         : "Choose a head and switch it off.";
     };
@@ -226,12 +226,11 @@ window.tformerStoryteller = (() => {
       const behind = text.ids.length - 1 - here;
       if (text.hasEnded() && !behind) return "The story has ended: nothing comes next.";
       if (text.isFull() && !behind) return "The model has no room for another token.";
-      const outlined = text.model.off.size ? " Outlined: with all heads on." : "";
       const after = here ? `“${text.show(text.ids[here])}”` : "the start";
-      if (!choose) return `The next token after ${after}.${outlined}`;
-      return (behind ? `What may come after ${after}. Press one, and it ` +
+      if (!choose) return `The next token after ${after}.`;
+      return behind ? `What may come after ${after}. Press one, and it ` +
         `replaces the ${behind === 1 ? "token" : `${behind} tokens`} behind.`
-        : "What may come next. Press one to choose it.") + outlined;
+        : "What may come next. Press one to choose it.";
     };
     return () => {
       const {text} = state;
@@ -251,7 +250,7 @@ window.tformerStoryteller = (() => {
         row.share.textContent = p[row.id] ? percent(p[row.id]) : "cut";
         row.bar.classList.toggle("tf-cut", p[row.id] === 0);
         row.bar.disabled = over;
-        row.ghost.hidden = !all;
+        row.ghost.hidden = !all || all[row.id] < CHANGE;
         if (all) row.ghost.style.width = `${100 * all[row.id]}%`;
       });
       state.next = {likeliest: order[0], p, left: p.reduce((n, value) => n + (value > 0), 0)};
@@ -371,14 +370,14 @@ window.tformerStoryteller = (() => {
       button(chips, words, () => {
         begin(field.value = words);
         write();
-      });
+      }, {title: words});
     new ResizeObserver(() => {      // a row that scrolls has a name, and the keys reach it
       const scrolls = chips.scrollWidth > chips.clientWidth + 1;
       const said = {role: "region", "aria-label": "beginnings", tabindex: 0};
       for (const name in said)
         if (scrolls) chips.setAttribute(name, said[name]); else chips.removeAttribute(name);
     }).observe(chips);
-    const back = button(chips, "Back to the first text", () => begin(field.value = state.start));
+    const back = button(chips, "First text", () => begin(field.value = state.start));
 
     state.label(stage, "text");
     const tokens = tokenRow(stage, state, refresh);
