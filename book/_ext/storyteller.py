@@ -212,7 +212,8 @@ def draw_head(weights) -> str:
 
 def draw_tokens(pieces, weights) -> str:
     spans = [
-        f'<span class="tf-given" style="--tf-weight: {weight:.3f}">{html.escape(piece)}</span>'
+        f'<span class="tf-given" style="--tf-weight: {weight:.3f}">'
+        f"{html.escape(piece)}</span>"
         for piece, weight in zip(pieces[1:], weights[1:], strict=True)
     ]
     spans[-1] = spans[-1].replace("tf-given", "tf-given tf-chosen", 1)
