@@ -273,6 +273,7 @@ def test_a_head_is_switched_off_and_on(opened):
     assert hint.text_content() == "The dotted outlines are those of all heads."
     kite = page.locator(".tf-stage .tf-next button", has_text="kite")
     wide = "s => parseFloat(s.style.width)"
+    assert [g.is_visible() for g in ghosts.all()] == [False, False, True] + [False] * 5
     assert kite.locator("s").evaluate(wide) == pytest.approx(99.9, abs=0.1)
     assert kite.locator("i").evaluate(wide) == pytest.approx(15.9, abs=0.1)
     page.get_by_role("radio", name="head 3 of layer 1").click()
@@ -382,6 +383,7 @@ def test_a_story_ends(opened):
     assert sentence(page).startswith("The story ends here.")
     assert next_label(page) == "The story has ended: nothing comes next."
     assert not page.locator(".tf-stage .tf-next button").first.is_visible()
+    assert page.locator(".tf-stage .tf-next button:disabled").count() == 8
     assert page.get_by_role("button", name="One token").is_disabled()
     n = page.locator(".tf-stage .tf-tokens span").count()
     page.locator(".tf-stage .tf-tokens span").nth(n - 3).click()
