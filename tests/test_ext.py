@@ -791,8 +791,13 @@ def test_who_knows_a_gpt_finds_what_the_lessons_of_today_need():
 
 def test_the_first_page_says_what_the_record_of_the_leak_says(tmp_path):
     said = course_map.leak(ROOT, "")
-    assert "5.17.0" in said and "RoFormer, MegatronBert, RemBert, BigBird" in said
-    assert "all 4 of them" in said and "the 2 sound decoders" in said
+    assert "in version 5.17.0 it finds all 4" in said and "the 2 sound models" in said
+    table = course_map.leak_table(ROOT, "").split("\n")
+    assert table[0] == "| model | 5.17.0 | 5.23.0 |"
+    for name in ("RoFormer", "MegatronBert", "RemBert", "BigBird"):
+        (row,) = [line for line in table if line.startswith(f"| {name}ForCausalLM |")]
+        assert "reads ahead, from `" in row and row.endswith("| passes |")
+    assert "| BertLMHeadModel | passes | passes |" in table
     folder = tmp_path / "tformer" / "records"
     folder.mkdir(parents=True)
     record = ROOT / "tformer" / "records" / "public_leak.csv"
@@ -808,6 +813,24 @@ def test_the_first_page_says_what_the_record_of_the_leak_says(tmp_path):
                 course_map.leak(tmp_path, "")
         else:
             assert course_map.leak(tmp_path, "") != said
+
+
+def test_the_first_page_says_how_long_notebooks_took(tmp_path):
+    (tmp_path / "book").mkdir()
+    record = {"notebooks": {"a": {"seconds": 59.0}, "b": {"seconds": 125.2}}}
+    (tmp_path / "book" / "status.json").write_text(json.dumps(record))
+    said = course_map.seconds(tmp_path, "")
+    assert "1 of the 2 notebooks" in said and "slowest 125 seconds" in said
+    status = json.loads((ROOT / "book" / "status.json").read_text(encoding="utf-8"))
+    took = [one["seconds"] for one in status["notebooks"].values()]
+    assert sum(one < 60 for one in took) > 0.5 * len(took)  # as the README says
+    assert course_map.tour(ROOT, "") == course_map.duration(
+        *(
+            course_map.minutes(nb)
+            for nb in course_map.notebooks(ROOT)
+            if nb.name == "00_tour"
+        )
+    )
 
 
 def test_the_table_states_the_rule_of_the_hours():

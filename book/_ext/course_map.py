@@ -2,16 +2,18 @@
 
 ``<!-- chapters -->`` in a page becomes the table of chapters, ``<!-- routes -->`` the
 routes as cards with their hours, ``<!-- route: name -->`` the lessons of one of them,
-``<!-- leak -->`` what a check found in a library, and ``<!-- count -->`` the number
-of ✓. Hours are estimates, and one rule makes them: a chapter takes the time to read its
-words and its code plus the minutes of its exercises. Run as a program, this file
-rewrites the table in README.md.
+``<!-- leak -->`` what a check found in a library and ``<!-- leak table -->`` the record
+of it, ``<!-- count -->`` the number of ✓, ``<!-- seconds -->`` how long notebooks took,
+and ``<!-- tour -->`` the minutes of the first lesson. Hours are estimates, and one rule
+makes them: a chapter takes the time to read its words and its code plus the minutes of
+its exercises. Run as a program, this file rewrites the table in README.md.
 """
 
 from __future__ import annotations
 
 import csv
 import html
+import json
 import math
 import re
 from dataclasses import dataclass
@@ -28,7 +30,10 @@ COUNT = "<!-- count -->"
 README_TABLE = re.compile(r"(<!-- chapters -->\n).*?(<!-- /chapters -->)", re.S)
 ROUTE = re.compile(r"<!-- route: (\w+) -->")
 LEAK = "<!-- leak -->"
-TOUR = "nbs/00_tour"  # behind the first page; the routes stand between them
+LEAK_TABLE = "<!-- leak table -->"
+SECONDS = "<!-- seconds -->"
+TOUR = "<!-- tour -->"
+TOUR_PAGE = "nbs/00_tour"  # behind the first page; the routes stand between them
 TENSORS = "A0_tensors"  # what a reader without PyTorch reads before all others
 
 
@@ -248,14 +253,56 @@ def leak(root: Path, folder: str) -> str:
     found = [row for row in rows if row["found"] == "True"]
     if {row["transformers"] for row in found} != {old}:
         raise ValueError(f"{path.name}: only {old} should have a leak")
-    names = [row["model"].removesuffix("ForCausalLM") for row in found]
     others = sum(row["transformers"] == old for row in rows) - len(found)
     return (
-        f"in version {old} of `transformers` it finds all {len(found)} of them"
-        f" ({', '.join(names)}) and names the layer; the {others} sound decoders that"
-        f" were tried beside them pass, and in version {new}, where the masks are back,"
-        " all of them do"
+        f"in version {old} it finds all {len(found)} and names the layer, and passes"
+        f" the {others} sound models of the same kind that were tried beside them. In"
+        f" version {new}, where they are mended, it passes all {len(found) + others}"
     )
+
+
+def leak_table(root: Path, folder: str) -> str:
+    "The record of that run as a table, and where it is computed."
+    path = Path(root) / "tformer" / "records" / "public_leak.csv"
+    with path.open(encoding="utf-8", newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    versions = sorted({row["transformers"] for row in rows})
+    said = {(row["model"], row["transformers"]): row for row in rows}
+    out = [f"| model | {' | '.join(versions)} |", "|:--|" + ":--|" * len(versions)]
+    for model in dict.fromkeys(row["model"] for row in rows):
+        verdicts = (
+            f"reads ahead, from `{said[model, version]['module']}` on"
+            if said[model, version]["found"] == "True"
+            else "passes"
+            for version in versions
+        )
+        out.append(f"| {model} | {' | '.join(verdicts)} |")
+    return "\n".join(
+        [
+            *out,
+            "",
+            "Small random models of each architecture, in two versions of"
+            " `transformers`, by `experiments/public_leak.py`; the record is"
+            " `tformer/records/public_leak.csv`.",
+        ]
+    )
+
+
+def seconds(root: Path, folder: str) -> str:
+    "How long the notebooks took in the run of the status page."
+    text = (Path(root) / "book" / "status.json").read_text(encoding="utf-8")
+    took = sorted(one["seconds"] for one in json.loads(text)["notebooks"].values())
+    quick = sum(one < 60 for one in took)
+    return (
+        f"With one thread each, {quick} of the {len(took)} notebooks took less than a"
+        f" minute, and the slowest {took[-1]:.0f} seconds ([status](status.md))."
+    )
+
+
+def tour(root: Path, folder: str) -> str:
+    "How long the first lesson takes."
+    (first,) = (nb for nb in notebooks(root) if nb.name == "00_tour")
+    return duration(minutes(first))
 
 
 def count(root: Path, folder: str) -> str:
@@ -278,6 +325,9 @@ def on_source_read(app, docname, content):
         (CHAPTERS, chapters),
         (ROUTES, routes),
         (LEAK, leak),
+        (LEAK_TABLE, leak_table),
+        (SECONDS, seconds),
+        (TOUR, tour),
         (COUNT, count),
     ):
         if mark in content[0]:
@@ -304,8 +354,8 @@ def on_page(app, page, template, context, doctree):
             "link": uri(page, f"nbs/{lesson.name}"),
             "title": full_title(lesson),
         }
-    elif page in {first, TOUR}:
-        side, other = ("next", TOUR) if page == first else ("prev", first)
+    elif page in {first, TOUR_PAGE}:
+        side, other = ("next", TOUR_PAGE) if page == first else ("prev", first)
         context[side] = {
             "link": uri(page, other),
             "title": str(app.env.titles[other].astext()),

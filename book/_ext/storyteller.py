@@ -39,8 +39,27 @@ KINDS = {
 TRAINED = "<!-- trained -->"
 QUALITY = "<!-- storyteller -->"
 NUMBERS = "d_model n_layers n_heads n_kv_heads vocab_size max_len rope_theta eps"
-BARS = 8  # likeliest tokens that a still shows
+BARS = {"story": 8, "heads": 8, "sampling": 12}  # likeliest tokens that are shown
+KNOWN = "It knows the words of its stories, such as girl, boy, kite, ball, park."
+BUTTONS = "Write", "One token", "Take one back"
 SHADES = 4  # of a picture of a head
+# what stands over the parts: on the screen, and (tf-paper) where nothing can be pressed
+LABELS = {
+    "text": 'The text in <a href="{root}nbs/02_bytes_and_bpe.html">tokens</a>.'
+    '<span class="tf-runs"> Press one to see what the head looks at from there.</span>'
+    '<span class="tf-paper"> The framed one looks back: the darker a token, the more of'
+    " its weight the framed head has there.</span>",
+    "maps": "Each square is a "
+    '<a href="{root}nbs/07_multi_head_attention.html">head</a>: a row'
+    " is the token that looks, a column one that is looked at."
+    '<span class="tf-runs"> The line marks the token that you pressed.</span>',
+    "texts": "Three texts, each with its own random numbers",
+}
+NEXT = {
+    "story": 'What may come next.<span class="tf-runs"> Press one to choose it.</span>',
+    "heads": "The next token after “{last}”.",
+    "sampling": "The next token after “{last}”.",
+}
 
 
 # ---- the model as a script
@@ -90,6 +109,12 @@ def config_of(bundle) -> dict:
     }
 
 
+@lru_cache(maxsize=1)
+def size_of_script() -> str:
+    "How much a reader has to load, in megabytes."
+    return f"{len(script_of(loaded()[0])) / 1e6:.1f} MB"
+
+
 def script_of(bundle) -> str:
     "Return the script that hands a bundled model to ``storyteller.js``."
     weights = b"".join(pack(m.weight) for m in matrices_in_order(bundle.model))
@@ -134,7 +159,7 @@ def attention_weights(model, ids):
     return torch.cat(weights)
 
 
-def read(text: str):
+def read(text: str, bars: int = 8):
     """Return what the model makes of a text: pieces, weights of all heads, likeliest.
 
     The last are pairs of a piece and its probability, after the last token.
@@ -147,13 +172,20 @@ def read(text: str):
     with torch.no_grad():
         row = torch.tensor([ids])
         weights = attention_weights(model, row)
-        p, likeliest = model(row)[0, -1].softmax(-1).topk(BARS)
+        p, likeliest = model(row)[0, -1].softmax(-1).topk(bars)
     pieces = [tokenizer.decode([i]) for i in ids]
     names = [
         "the end" if i == ids[0] else tokenizer.decode([i]).strip() or "a space"
         for i in likeliest.tolist()
     ]
     return pieces, weights, list(zip(names, p.tolist(), strict=True))
+
+
+def percent(p: float) -> str:
+    "A probability in percent, as ``storyteller.js`` says it."
+    if 0.9995 < p < 1:
+        return "> 99.9 %"
+    return "< 0.1 %" if 0 < p < 0.0005 else f"{100 * p:.1f} %"
 
 
 def draw_head(weights) -> str:
@@ -171,26 +203,32 @@ def draw_head(weights) -> str:
         if squares:
             ink = f"rgba(var(--tf-ink), {level / SHADES})"
             paths += f'<path d="{squares}" style="fill: {ink}"/>'
-    return f'<svg viewBox="0 0 {size} {size}" aria-hidden="true">{paths}</svg>'
-
-
-def draw_tokens(pieces, weights) -> str:
-    return '<div class="tf-tokens">{}</div>'.format(
-        "".join(
-            f'<span style="--tf-weight: {weight:.3f}">{html.escape(piece)}</span>'
-            for piece, weight in zip(pieces[1:], weights[1:], strict=True)
-        )
+    top = 100 * (len(levels) - 1) / size
+    return (
+        f'<svg viewBox="0 0 {size} {size}" aria-hidden="true">{paths}</svg>'
+        f'<b style="top: {top:.1f}%"></b>'
     )
 
 
-def draw_heads(weights, n_heads: int) -> str:
+def draw_tokens(pieces, weights) -> str:
+    spans = [
+        f'<span class="tf-given" style="--tf-weight: {weight:.3f}">'
+        f"{html.escape(piece)}</span>"
+        for piece, weight in zip(pieces[1:], weights[1:], strict=True)
+    ]
+    spans[-1] = spans[-1].replace("tf-given", "tf-given tf-chosen", 1)
+    return f'<div class="tf-tokens">{"".join(spans)}</div>'
+
+
+def draw_heads(weights, n_heads: int, chosen: int) -> str:
     cells = "<i></i>" + "".join(
         f"<i>{'head ' * (i == 0)}{i + 1}</i>" for i in range(n_heads)
     )
     for i, head in enumerate(weights):
         if i % n_heads == 0:
             cells += f"<i>{'layer ' * (i == 0)}{i // n_heads + 1}</i>"
-        cells += draw_head(head)
+        mark = ' class="tf-chosen"' * (i == chosen)
+        cells += f"<span{mark}>{draw_head(head)}</span>"
     style = f"--tf-columns: {n_heads}"
     return f'<div class="tf-heads" style="{style}" aria-hidden="true">{cells}</div>'
 
@@ -200,27 +238,96 @@ def draw_next(likeliest) -> str:
         "".join(
             f"<li><div><b>{html.escape(name)}</b>"
             f'<span><i style="width: {100 * p:.1f}%"></i></span>'
-            f"<em>{100 * p:.1f} %</em></div></li>"
+            f"<em>{percent(p)}</em></div></li>"
             for name, p in likeliest
         )
     )
 
 
-def draw_still(kind: str, text: str, head: int) -> str:
-    "Return what is shown before the model is loaded."
-    pieces, weights, likeliest = read(text)
-    columns = f"<div>{draw_next(likeliest)}</div>"
+def say_seen(pieces, likeliest, weights=None, head=0, n_heads=1) -> str:
+    "What a still shows, in one or two sentences."
+    last = html.escape(pieces[-1].strip())
+    name, p = likeliest[0]
+    said = (
+        f"After “{last}”, the likeliest next token is “{html.escape(name)}” with"
+        f" {percent(p)}."
+    )
+    if weights is not None:
+        most = int(weights.argmax())
+        where = html.escape(pieces[most].strip())
+        where = "the start of the text" if most == 0 else f"“{where}”"
+        layer, i = divmod(head, n_heads)
+        said += (
+            f" From “{last}”, head {i + 1} of layer {layer + 1} puts"
+            f" {100 * weights[most]:.0f} % of its weight on {where}."
+        )
+    return f'<p class="tf-sentence">{said}</p>'
+
+
+def room(tag: str, kind: str, inside: str) -> str:
+    "What is there only while the model runs: on the screen its room is kept."
+    return f'<{tag} class="{kind} tf-room">{inside}</{tag}>'
+
+
+def idle(*words: str) -> str:
+    return "".join(f"<button disabled>{html.escape(word)}</button>" for word in words)
+
+
+def sliders(*names: str, start: str = "") -> str:
+    rows = "".join(
+        f'<span class="tf-setting"><span>{name}</span><output>all tokens</output>'
+        '<input type="range" disabled></span>'
+        for name in names
+    )
+    return room("div", "tf-settings", rows + start)
+
+
+def draw_still(
+    kind: str, text: str, head: int, beginnings: tuple = (), root: str = ""
+) -> str:
+    "Return what is shown before the model is loaded, as high as what comes then."
+    pieces, weights, likeliest = read(text, BARS[kind])
+    n_heads = loaded()[1].config.n_heads
+    start = (
+        '<button type="button" class="tf-start-model" disabled>Run the model in this'
+        f" page ({size_of_script()})</button>"
+    )
+
+    def label(key):
+        said = LABELS[key].format(root=root)
+        return f'<p class="tf-label" data-label="{key}">{said}</p>'
+
+    after = NEXT[kind].format(last=html.escape(pieces[-1].strip()))
+    first = f'<div><p class="tf-label">{after}</p>{draw_next(likeliest)}</div>'
     if kind == "sampling":
-        tokens, even = draw_tokens(pieces, [0] * len(pieces)), " tf-even"
-    else:
-        tokens, even = draw_tokens(pieces, weights[head, -1].tolist()), ""
-        heads = draw_heads(weights, loaded()[1].config.n_heads)
-        columns = f"<div>{heads}</div>{columns}"
+        written = '<p class="tf-written"></p>' * 3
+        return (
+            f'<p class="tf-written tf-given">{html.escape(text)} …</p>'
+            + sliders("temperature", "top-k", "top-p", "min-p", start=start)
+            + f'<div class="tf-columns tf-even">{first}<div class="tf-room">'
+            + f"{label('texts')}{written}{idle('Other random numbers')}</div></div>"
+            + say_seen(pieces, likeliest)
+        )
+    seen = weights[head, -1]
+    hint = f"Switch the marked head off and watch “{html.escape(likeliest[0][0])}”."
+    top, start = (start, "") if kind == "story" else ("", start)
+    side = (
+        f'<div class="tf-side">{label("maps")}{draw_heads(weights, n_heads, head)}'
+        + room("p", "tf-label tf-hint", hint)
+        + room("div", "tf-bar", idle("Switch off head 1 of layer 1") + start)
+        + "</div>"
+    )
+    said = say_seen(pieces, likeliest, seen, head, n_heads)
+    tokens = draw_tokens(pieces, seen.tolist())
+    if kind == "heads":
+        return f'{tokens}<div class="tf-columns">{first}{side}{said}</div>'
+    field = '<input type="text" disabled>'
     return (
-        tokens
-        + f'<div class="tf-columns{even}">{columns}</div>'
-        + '<button type="button" class="tf-start-model" hidden>'
-        "Run the model in this page (0.8 MB)</button>"
+        room("div", "tf-bar", field + idle(*BUTTONS) + top)
+        + room("p", "tf-label tf-notice", KNOWN)
+        + room("div", "tf-bar tf-chips", idle(*beginnings, "First text"))
+        + f'{label("text")}{tokens}<div class="tf-columns">{first}{side}{said}'
+        + f"{sliders('temperature', 'top-k')}</div>"
     )
 
 
@@ -244,11 +351,12 @@ def say_quality(root: Path) -> str:
     return (
         f"{said['parameters']:,} weights of one byte each, and no server. A test"
         " compares its tokens, logits and attention with those of PyTorch. Before its"
-        f" weights were rounded to bytes it told {said['samples']} stories: {right} of"
-        f" their sentences were right, and {flawless} of the stories had no mistake."
-        " What goes wrong is often *who*: a friend who is never introduced, or a girl"
-        " who is her own friend. [Trained models](../nbs/A8_trained.ipynb) measures"
-        " that, and what its heads do."
+        f" weights were rounded to bytes it told {said['samples']} stories that it"
+        f" began itself: {right} of their sentences were right, and {flawless} of the"
+        " stories had no mistake. What others begin may be stranger to it. About half"
+        " of the faults are about *who*: a friend who was never introduced, or a girl"
+        " who is her own friend. [Trained models](../nbs/A8_trained.ipynb) counts them,"
+        " and measures what its heads do."
     )
 
 
@@ -282,13 +390,14 @@ def figure(kind: str, text: str, head: int = 0, beginnings: str = "", root: str 
         "root": root,
         "beginnings": json.dumps([b for b in beginnings.split(" | ") if b]),
     }
+    still = draw_still(kind, text, head, json.loads(data["beginnings"]), root)
     attributes = "".join(
         f' data-{name}="{html.escape(str(value))}"' for name, value in data.items()
     )
     return (
         f'<figure class="tf-storyteller"{attributes}>'
         f'<div class="tf-stage" role="group" aria-label="{KINDS[kind]}" hidden></div>'
-        f'<div class="tf-still">{draw_still(kind, text, head)}</div><figcaption>',
+        f'<div class="tf-still">{still}</div><figcaption>',
         "</figcaption></figure>",
     )
 

@@ -95,6 +95,8 @@ var tformerEngine = (() => {
     return {
       end,
       encode: (text) => (text.match(pieces) || []).flatMap(encodePiece),
+      // the words of a text, each with its tokens
+      words: (text) => (text.match(pieces) || []).map((word) => [word, encodePiece(word)]),
       decode: (ids) => new TextDecoder().decode(Uint8Array.from(ids.flatMap(bytesOf))),
     };
   };
@@ -129,13 +131,9 @@ var tformerEngine = (() => {
       return x;
     };
 
-    const off = new Set();                  // heads that give nothing, 0 to 15
-    const cache = blocks.map(() => ({keys: [], values: []}));
-    const crop = (n) => cache.forEach(({keys, values}) => { keys.length = values.length = n; });
-
     // What a layer's attention gives its newest token; the weights of each head go
     // into `seen`.
-    const attend = (x, layer, seen) => {
+    const attend = (x, layer, seen, {cache, off}) => {
       const {keys, values} = cache[layer];
       const {q, k, v, o} = blocks[layer];
       const position = keys.length;
@@ -165,17 +163,26 @@ var tformerEngine = (() => {
         value * opened[i] / (1 + Math.exp(-opened[i]))));
     };
 
-    // The logits of the token after `id`. `seen` gets the weights of all heads.
-    const step = (id, seen = []) => {
-      const x = embed.weights.slice(id * d, (id + 1) * d);
-      blocks.forEach((block, layer) => {
-        add(x, attend(rmsNorm(x, block.attentionNorm, eps), layer, seen));
-        add(x, feedForward(rmsNorm(x, block.feedForwardNorm, eps), block));
-      });
-      return linear(embed, rmsNorm(x, finalNorm, eps));
+    // A text of its own, read with the same weights.
+    const tokenizer = makeTokenizer(config);
+    const begin = () => {
+      const off = new Set();                // heads that give nothing, 0 to 15
+      const cache = blocks.map(() => ({keys: [], values: []}));
+      const crop = (n) => cache.forEach(({keys, values}) => { keys.length = values.length = n; });
+
+      // The logits of the token after `id`. `seen` gets the weights of all heads.
+      const step = (id, seen = []) => {
+        const x = embed.weights.slice(id * d, (id + 1) * d);
+        blocks.forEach((block, layer) => {
+          add(x, attend(rmsNorm(x, block.attentionNorm, eps), layer, seen, {cache, off}));
+          add(x, feedForward(rmsNorm(x, block.feedForwardNorm, eps), block));
+        });
+        return linear(embed, rmsNorm(x, finalNorm, eps));
+      };
+      return {config, tokenizer, step, crop, off, begin,
+        get length() { return cache[0].keys.length; }};
     };
-    return {config, tokenizer: makeTokenizer(config), step, crop, off,
-      get length() { return cache[0].keys.length; }};
+    return begin();
   };
 
   // ---- from logits to a choice (lesson 20)

@@ -6,15 +6,22 @@
      story     all there is: one types a beginning and lets the model go on
      heads     one text; its heads can be switched off
      sampling  one place in a text; settings, and three texts that go on from it
-   The weights (0.8 MB) are loaded once, when a figure comes near and the browser has
-   nothing else to do, or when its button is pressed. */
+   The weights are loaded once: when a figure is within one screen, the connection is
+   quick and the browser has nothing else to do, or when its button is pressed. */
 window.tformerStoryteller = (() => {
   "use strict";
   const HERE = document.currentScript.src.replace(/[^/]*$/, "");
   const PAUSE = 60;       // milliseconds between two tokens that are written
   const SILENCE = 400;    // milliseconds without a change before it is spoken
   const LONGEST = 160;    // tokens of a beginning, so that there is room for a story
-  const percent = (p) => `${(100 * p).toFixed(1)}\u00a0%`;
+  const LETTERS = 800;    // of a beginning
+  const CHANGE = 0.01;    // a smaller one is called none
+  const KNOWN = "girl, boy, kite, ball, park";
+  const percent = (p) => (p > 0.9995 && p < 1 ? "> 99.9" : p > 0 && p < 0.0005 ? "< 0.1"
+    : (100 * p).toFixed(p === 1 ? 0 : 1)) + "\u00a0%";
+  const whole = (p) => (p > 0.995 && p < 1 ? "> 99" : (100 * p).toFixed(0)) + "\u00a0%";
+  const list = (words) => words.length < 2 ? words.join("")
+    : `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`;
 
   const make = (parent, tag, attributes = {}, text = "") => {
     const element = document.createElement(tag);
@@ -68,7 +75,7 @@ window.tformerStoryteller = (() => {
 
   const makeReader = (model) => {
     const {end} = model.tokenizer;
-    const text = {model, ids: [], seen: [], logits: [], given: 0};
+    const text = {model, ids: [], seen: [], logits: [], given: 0, isCut: false};
     text.feed = (id) => {
       const seen = [];
       const began = performance.now();
@@ -81,13 +88,17 @@ window.tformerStoryteller = (() => {
       model.crop(n);
       text.ids.length = text.seen.length = text.logits.length = n;
     };
-    text.read = (words) => {        // what both texts begin with is kept
-      const ids = [end, ...model.tokenizer.encode(words)].slice(0, LONGEST);
+    text.follow = (ids) => {        // what both texts begin with is kept
       let same = 0;
       while (same < ids.length && ids[same] === text.ids[same]) same++;
       text.crop(same);
       ids.slice(same).forEach(text.feed);
-      text.given = ids.length;
+    };
+    text.read = (words) => {
+      const ids = [end, ...model.tokenizer.encode(words)];
+      text.isCut = ids.length > LONGEST;
+      text.follow(ids.slice(0, LONGEST));
+      text.given = text.ids.length;
     };
     text.turn = (head) => {         // switch a head off or on, and read it all again
       if (!model.off.delete(head)) model.off.add(head);
@@ -95,8 +106,9 @@ window.tformerStoryteller = (() => {
       text.crop(0);
       ids.forEach(text.feed);
     };
-    text.isFull = () => text.ids.length >= model.config.max_len ||
-      (text.ids.length > 1 && text.ids.at(-1) === end);
+    text.hasEnded = () => text.ids.length > 1 && text.ids.at(-1) === end;
+    text.isFull = () => text.ids.length >= model.config.max_len || text.hasEnded();
+    text.beginning = () => model.tokenizer.decode(text.ids.slice(0, text.given));
     text.show = (id) => id === end ? "the end" : model.tokenizer.decode([id]).trim() || "a space";
     return text;
   };
@@ -149,6 +161,7 @@ window.tformerStoryteller = (() => {
       state.head = i;
       refresh();
     });
+    const hint = make(box, "p", {class: "tf-label tf-hint"});
     const bar = make(box, "div", {class: "tf-bar"});
     const turn = button(bar, "", () => {
       state.stop();
@@ -157,8 +170,12 @@ window.tformerStoryteller = (() => {
     }, {class: "tf-turn"});
     const allOn = button(bar, "All on", () => {
       state.stop();
-      [...text.model.off].forEach(text.turn);
+      text.model.off.clear();
+      const ids = [...text.ids];
+      text.crop(0);
+      text.follow(ids);
       refresh(true);
+      turn.focus();       // this button goes away
     });
     let painted = [];       // the rows of weights that the pictures show
     return (afresh) => {
@@ -186,21 +203,43 @@ window.tformerStoryteller = (() => {
       turn.textContent = `Switch ${text.model.off.has(state.head) ? "on" : "off"} ` +
         `head ${state.head % n_heads + 1} of layer ${Math.floor(state.head / n_heads) + 1}`;
       allOn.hidden = text.model.off.size === 0;
+      const isFirst = state.isFirst() && state.here === text.ids.length - 1;
+      hint.textContent = text.model.off.size ? "The dotted outlines are those of all heads."
+        : isFirst ? `Switch the marked head off and watch “${state.likeliest()}”.`
+        : "Choose a head and switch it off.";
     };
   };
 
   // The likeliest tokens as bars. What the settings cut is pale.
   const nextTokens = (parent, state, rows, choose) => {
+    const label = make(parent, "p", {class: "tf-label"});
     const list = make(parent, "ol", {class: "tf-next"});
     const bars = Array.from({length: rows}, (_, i) => {
       const item = make(list, "li");
       const bar = choose ? button(item, "", () => choose(bars[i].id)) : make(item, "div");
-      return {bar, word: make(bar, "b"), length: make(make(bar, "span"), "i"),
+      const word = make(bar, "b"), room = make(bar, "span");
+      return {bar, word, length: make(room, "i"), ghost: make(room, "s"),
         share: make(bar, "em"), id: 0};
     });
+    const say = () => {
+      const {text, here} = state;
+      const behind = text.ids.length - 1 - here;
+      if (text.hasEnded() && !behind) return "The story has ended: nothing comes next.";
+      if (text.isFull() && !behind) return "The model has no room for another token.";
+      const after = here ? `“${text.show(text.ids[here])}”` : "the start";
+      if (!choose) return `The next token after ${after}.`;
+      return behind ? `What may come after ${after}. Press one, and it ` +
+        `replaces the ${behind === 1 ? "token" : `${behind} tokens`} behind.`
+        : "What may come next. Press one to choose it.";
+    };
     return () => {
       const {text} = state;
+      const words = say();
+      if (label.textContent !== words) state.link(label, words, "next", choose && "20_sampling");
+      const over = text.isFull() && state.here === text.ids.length - 1;
+      list.classList.toggle("tf-over", over);
       const logits = text.logits[state.here];
+      const all = state.withAllHeads();
       const before = tformerEngine.softmax(logits);
       const p = tformerEngine.distribution(logits, state.settings);
       const order = [...logits.keys()].sort((a, b) => logits[b] - logits[a]);
@@ -210,9 +249,11 @@ window.tformerStoryteller = (() => {
         row.length.style.width = `${100 * (p[row.id] || before[row.id])}%`;
         row.share.textContent = p[row.id] ? percent(p[row.id]) : "cut";
         row.bar.classList.toggle("tf-cut", p[row.id] === 0);
+        row.bar.disabled = over;
+        row.ghost.hidden = !all || all[row.id] < CHANGE;
+        if (all) row.ghost.style.width = `${100 * all[row.id]}%`;
       });
-      state.next = {likeliest: order[0], p: p[order[0]],
-        left: p.reduce((n, value) => n + (value > 0), 0)};
+      state.next = {likeliest: order[0], p, left: p.reduce((n, value) => n + (value > 0), 0)};
     };
   };
 
@@ -249,88 +290,129 @@ window.tformerStoryteller = (() => {
 
   const STAGES = {};
 
+  // What the model does not know of a text, or what it knows.
+  const notices = (text, words) => {
+    if (text.isCut) return `Only the first ${LONGEST - 1} tokens are read, so that there is ` +
+      "room for a story.";
+    const {encode, words: cut} = text.model.tokenizer;
+    const strange = cut(words).filter(([word, ids]) => ids.length > 1 && word.trim());
+    if (!strange.length) return `It knows the words of its stories, such as ${KNOWN}.`;
+    const [piece, ids] = strange[0];
+    const word = piece.trim(), inside = ` ${word.toLowerCase()}`;
+    const how = /[^\0-\x7f]/.test(word) ? `reads its ${new TextEncoder().encode(word).length} bytes one by one`
+      : `spells it: ${ids.map((id) => text.show(id)).filter((part) => part !== "a space").join("·")}`;
+    const others = strange.length - 1;
+    return `It does not know “${word}”${encode(inside).length === 1 ? " at this place" : ""} and ${how}.` +
+      (others ? ` ${others} other${others > 1 ? "s" : ""} too.` : "") + ` It knows ${KNOWN} …`;
+  };
+
   STAGES.story = (stage, state, refresh) => {
     const {text} = state;
-    const bar = make(stage, "div", {class: "tf-bar"});
-    const field = make(bar, "input", {type: "text", maxlength: 400, spellcheck: false,
-      "aria-label": "the beginning of a story"});
+    const bar = make(stage, "form", {class: "tf-bar"});
+    const field = make(bar, "input", {type: "text", maxlength: LETTERS, spellcheck: false,
+      autocomplete: "off", enterkeyhint: "go", "aria-label": "the beginning of a story"});
     field.value = state.start;
     let writing = 0;
     const begin = (words) => {
       state.stop();
+      if (words.length > LETTERS) field.value = words = words.slice(0, LETTERS);
       text.read(words);
       state.here = text.ids.length - 1;
       refresh();
     };
-    const go = button(bar, "Write", () => {
-      if (writing) return state.stop();
+    const write = () => {
       if (text.isFull()) begin(field.value);
-      go.textContent = "Stop";
-      writing = setTimeout(write, 0);
-    }, {class: "tf-go"});
+      writing = setTimeout(next, 0);
+      refresh();
+    };
+    const go = make(bar, "button", {type: "submit", class: "tf-go"}, "Write");
+    bar.addEventListener("submit", (event) => {     // by the button, or by Enter
+      event.preventDefault();
+      if (writing) state.stop(); else write();
+      refresh();
+    });
     const one = () => {
       const p = tformerEngine.distribution(text.logits.at(-1), state.settings);
       text.feed(tformerEngine.draw(p, Math.random()));
       state.here = text.ids.length - 1;
     };
-    const write = () => {
-      if (text.isFull()) return state.stop();
+    const next = () => {
       one();
+      if (text.isFull()) state.stop(); else writing = setTimeout(next, PAUSE);
       refresh();
-      writing = setTimeout(write, PAUSE);
     };
     state.stop = () => {
       clearTimeout(writing);
-      if (writing) state.speak();
       writing = 0;
-      go.textContent = "Write";
     };
     state.isSilent = () => writing > 0;
-    button(bar, "One token", () => {
+    const oneToken = button(bar, "One token", () => {
       state.stop();
       if (!text.isFull()) one();
       refresh();
     });
+    const own = () => {             // the field has what the reader gave, and no more
+      field.value = text.beginning();
+      state.here = text.ids.length - 1;
+      text.isCut = false;
+      refresh();
+    };
     button(bar, "Take one back", () => {
       state.stop();
       if (text.ids.length > 1) text.crop(text.ids.length - 1);
-      state.here = text.ids.length - 1;
-      refresh();
+      text.given = Math.min(text.given, text.ids.length);
+      own();
     });
     field.addEventListener("input", () => begin(field.value));
+    const notice = make(stage, "p", {class: "tf-label tf-notice"});
     const chips = make(stage, "div", {class: "tf-bar tf-chips"});
     for (const words of state.beginnings)
-      button(chips, words, () => begin(field.value = words));
+      button(chips, words, () => {
+        begin(field.value = words);
+        write();
+      }, {title: words});
+    new ResizeObserver(() => {      // a row that scrolls has a name, and the keys reach it
+      const scrolls = chips.scrollWidth > chips.clientWidth + 1;
+      const said = {role: "region", "aria-label": "beginnings", tabindex: 0};
+      for (const name in said)
+        if (scrolls) chips.setAttribute(name, said[name]); else chips.removeAttribute(name);
+    }).observe(chips);
+    const back = button(chips, "First text", () => begin(field.value = state.start));
 
-    state.label(stage, "The text in tokens. Press one to see what the head looks at from there.",
-      "tokens", "02_bytes_and_bpe");
+    state.label(stage, "text");
     const tokens = tokenRow(stage, state, refresh);
     const columns = make(stage, "div", {class: "tf-columns"});
-    const left = make(columns, "div"), right = make(columns, "div");
-    state.label(left, "Attention of each head", "Attention", "07_multi_head_attention");
-    const heads = headGrid(left, state, refresh);
-    state.label(right, "What may come next. Press one to choose it.", "next", "20_sampling");
-    const next = nextTokens(right, state, 8, (id) => {
+    const first = make(columns, "div"), second = make(columns, "div", {class: "tf-side"});
+    const likely = nextTokens(first, state, 8, (id) => {
       state.stop();
       text.crop(state.here + 1);
       if (!text.isFull()) text.feed(id);
-      state.here = text.ids.length - 1;
-      refresh();
+      text.given = text.ids.length;         // what one chooses is part of the beginning
+      own();
     });
-    const settings = make(right, "div", {class: "tf-settings"});
+    state.label(second, "maps");
+    const heads = headGrid(second, state, refresh);
+    state.sentence = make(columns, "p", {class: "tf-sentence", "aria-hidden": true});
+    const settings = make(columns, "div", {class: "tf-settings"});
     slider(settings, state, refresh, TEMPERATURE);
     slider(settings, state, refresh, TOP_K);
-    return [tokens, heads, next];
+    return [tokens, likely, heads, () => {
+      notice.textContent = notices(text, field.value);
+      go.textContent = writing ? "Stop" : text.isFull() ? "Write another" : "Write";
+      oneToken.disabled = text.isFull();
+      back.disabled = state.isFirst();
+    }];
   };
 
   STAGES.heads = (stage, state, refresh) => {
     const tokens = tokenRow(stage, state, refresh);
     const columns = make(stage, "div", {class: "tf-columns"});
-    const left = make(columns, "div"), right = make(columns, "div");
-    state.label(left, "Weights of each head");
-    const heads = headGrid(left, state, refresh);
-    state.label(right, "The next token after the one that is chosen above");
-    return [tokens, heads, nextTokens(right, state, 8)];
+    const first = make(columns, "div"), second = make(columns, "div", {class: "tf-side"});
+    const next = nextTokens(first, state, 8);
+    state.label(second, "maps");
+    const heads = headGrid(second, state, refresh);
+    state.sentence = make(columns, "p", {class: "tf-sentence", "aria-hidden": true});
+    return [tokens, next, heads];
   };
 
   STAGES.sampling = (stage, state, refresh) => {
@@ -341,9 +423,8 @@ window.tformerStoryteller = (() => {
       slider(settings, state, refresh, one);
     const columns = make(stage, "div", {class: "tf-columns tf-even"});
     const left = make(columns, "div"), right = make(columns, "div");
-    state.label(left, "The next token");
     const next = nextTokens(left, state, 12);
-    state.label(right, "Three texts, each with its own random numbers");
+    state.label(right, "texts");
     const texts = [1, 2, 3].map(() => make(right, "p", {class: "tf-written"}));
     let seed = 1;
     button(right, "Other random numbers", () => {
@@ -361,6 +442,7 @@ window.tformerStoryteller = (() => {
         text.crop(n);
       });
     };
+    state.sentence = make(stage, "p", {class: "tf-sentence", "aria-hidden": true});
     let waiting = 0;
     return [next, () => {
       clearTimeout(waiting);
@@ -372,23 +454,35 @@ window.tformerStoryteller = (() => {
   const SENTENCES = {
     story: (state) => `${SENTENCES.next(state)} ${SENTENCES.looks(state)}`,
     heads: (state) => SENTENCES.story(state),
-    next: ({text, here, next}) => here === 0 ? "The text is empty."
-      : text.ids[here] === text.model.tokenizer.end ? "The story ends here."
-      : `After “${text.show(text.ids[here])}”, the likeliest next token is ` +
-        `“${text.show(next.likeliest)}” with ${percent(next.p)}.`,
+    next: (state) => {
+      const {text, here, next} = state;
+      if (here === 0) return "The text is empty.";
+      if (text.ids[here] === text.model.tokenizer.end) return "The story ends here.";
+      const now = next.likeliest, all = state.withAllHeads();
+      const share = (id, p) => `“${text.show(id)}” ${percent(p[id])}`;
+      if (!all) return `After “${text.show(text.ids[here])}”, the likeliest next token is ` +
+        `“${text.show(now)}” with ${percent(next.p[now])}.`;
+      const off = list([...text.model.off].sort((a, b) => a - b).map(state.nameOf));
+      const before = all.indexOf(Math.max(...all));
+      const change = Math.abs(all[before] - next.p[before]);
+      const found = [now, ...(now === before ? [] : [before])];
+      return `With all heads on: ${share(before, all)}. Without ${off}: ` +
+        `${found.map((id) => share(id, next.p)).join(", ")}` +
+        (now === before && change < CHANGE ? ". That hardly changes anything." : ".");
+    },
     looks: (state) => {
       const {text, here, head} = state;
-      const weights = state.seen();
-      const most = weights.indexOf(Math.max(...weights));
-      const where = most === 0 ? "on the start of the text" : most === here ? "on itself"
-        : `on “${text.show(text.ids[most])}”`;
-      const share = `${(100 * weights[most]).toFixed(0)}\u00a0%`;
-      const off = [...text.model.off].sort((a, b) => a - b).map((h) => state.nameOf(h));
-      return `${SENTENCES.capital(state.nameOf(head))} has ${share} of its weight ${where}.` +
-        (off.length ? ` Switched off: ${off.join(", ")}.` : "");
+      const weights = [...state.seen()];
+      const [most, second] = [...weights.keys()].sort((a, b) => weights[b] - weights[a]);
+      const where = (i) => i === 0 ? "on the start of the text" : i === here ? "on itself"
+        : `on “${text.show(text.ids[i])}”`;
+      const isClose = weights[second] > 0.8 * weights[most];
+      return `${SENTENCES.capital(state.nameOf(head))} has ${whole(weights[most])} of its weight ` +
+        where(most) + (isClose ? ` and ${whole(weights[second])} ${where(second)}` : "") +
+        (text.model.off.has(head) ? "; what it finds there is left out." : ".");
     },
     sampling: ({next}) => next.left === 1 ? "One token is left."
-      : `${next.left} tokens are left; the likeliest has ${percent(next.p)}.`,
+      : `${next.left} tokens are left; the likeliest has ${percent(next.p[next.likeliest])}.`,
     capital: (words) => words[0].toUpperCase() + words.slice(1),
   };
 
@@ -396,6 +490,7 @@ window.tformerStoryteller = (() => {
     const stage = figure.querySelector(".tf-stage");
     const {storyteller: kind, text: start, root, head = "0"} = figure.dataset;
     const text = makeReader(model);
+    const sound = makeReader(model.begin());    // the same text, read with all heads
     const {n_heads} = model.config;
     const state = {text, start, head: +head, here: 0, next: null,
       beginnings: JSON.parse(figure.dataset.beginnings || "[]"),
@@ -403,64 +498,86 @@ window.tformerStoryteller = (() => {
       stop: () => {}, isSilent: () => false,
       seen: () => state.text.seen[state.here][state.head],
       nameOf: (i) => `head ${i % n_heads + 1} of layer ${Math.floor(i / n_heads) + 1}`,
-      label: (parent, words, linked, lesson) => {
-        const p = make(parent, "p", {class: "tf-label"}, words);
-        if (!linked) return;
-        const [before, after] = words.split(linked);
-        p.replaceChildren(before);
+      isFirst: () => text.given === text.ids.length && text.beginning() === start,
+      likeliest: () => text.show(state.next.likeliest),
+      // with the settings as they are, or nothing if no head is off
+      withAllHeads: () => {
+        if (!text.model.off.size) return null;
+        sound.follow(text.ids);
+        return tformerEngine.distribution(sound.logits[state.here], state.settings);
+      },
+      link: (p, words, linked, lesson) => {
+        const at = lesson ? words.indexOf(linked) : -1;
+        p.replaceChildren(at < 0 ? words : words.slice(0, at));
+        if (at < 0) return;
         make(p, "a", {href: `${root}nbs/${lesson}.html`}, linked);
-        p.append(after);
-      }};
+        p.append(words.slice(at + linked.length));
+      },
+      label: (parent, key) =>         // as the still has it
+        parent.append(figure.querySelector(`[data-label=${key}]`).cloneNode(true))};
     text.read(start);
     state.here = text.ids.length - 1;
     let waiting = 0;
     const refresh = (afresh) => {
       drawn.forEach((draw) => draw(afresh));
-      sentence.textContent = SENTENCES[kind](state);
+      const sentence = SENTENCES[kind](state);
+      if (state.sentence.textContent !== sentence) state.sentence.textContent = sentence;
       clearTimeout(waiting);
       if (ready && !state.isSilent()) waiting = setTimeout(state.speak, SILENCE);
     };
-    state.speak = () => { spoken.textContent = sentence.textContent; };
+    state.speak = () => { spoken.textContent = state.sentence.textContent; };
     let ready = false;
     const drawn = STAGES[kind](stage, state, refresh);
-    const sentence = make(stage, "p", {class: "tf-sentence", "aria-hidden": true});
     const spoken = make(stage, "p", {class: "tf-heard", "aria-live": "polite"});
     refresh(true);
     ready = true;
     new MutationObserver(() => refresh(true)).observe(document.documentElement,
       {attributes: true, attributeFilter: ["data-theme"]});
     figure.storyteller = state;
+    const wasStarted = document.activeElement === figure.querySelector(".tf-start-model");
     stage.hidden = false;
     figure.classList.add("tf-awake");
+    if (wasStarted) stage.querySelector("button, input").focus({preventScroll: true});
   };
 
   // ---- loading
 
   const figures = [...document.querySelectorAll("[data-storyteller]")];
+  const starts = () => figures.map((figure) => figure.querySelector(".tf-start-model"));
   let asked = false;
   const ask = () => {
     if (asked) return;
     asked = true;
-    make(document.head, "script", {src: `${HERE}stories.js`});
+    const script = make(document.head, "script", {src: `${HERE}stories.js`});
+    script.addEventListener("error", () => {
+      asked = false;
+      starts().forEach((start) => { start.textContent = "It did not load. Try again"; });
+    });
   };
   // Called by stories.js: the configuration, and the weights in base64.
   const receive = (config, base64) => {
     const bytes = Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
-    for (const figure of figures) build(figure, tformerEngine.load(config, bytes));
+    const model = tformerEngine.load(config, bytes);
+    for (const figure of figures) build(figure, model.begin());
   };
+  // Nobody is asked to pay for a megabyte, or to wait for it.
+  const isSlow = ({saveData, effectiveType} = {}) =>
+    Boolean(saveData) || /2g|3g/.test(effectiveType);
   const whenIdle = window.requestIdleCallback || ((work) => setTimeout(work, 200));
   addEventListener("load", () => {
     const near = new IntersectionObserver((entries) => {
       if (!entries.some((entry) => entry.isIntersecting)) return;
       near.disconnect();
-      if (!navigator.connection?.saveData) whenIdle(ask);
-    }, {rootMargin: "800px"});
-    for (const figure of figures) {
-      const start = figure.querySelector(".tf-start-model");
-      start.hidden = false;
-      start.addEventListener("click", ask);
-      near.observe(figure);
+      if (!isSlow(navigator.connection)) whenIdle(ask);
+    }, {rootMargin: "100% 0px"});
+    for (const figure of figures) near.observe(figure);
+    for (const start of starts()) {
+      start.disabled = false;
+      start.addEventListener("click", () => {
+        start.textContent = "It is loading …";
+        ask();
+      });
     }
   });
-  return {receive, makeReader, randomNumbers};
+  return {receive, makeReader, randomNumbers, percent};
 })();
