@@ -1399,11 +1399,17 @@ def test_a_lesson_stands_still_while_its_fonts_come(address, chromium, width):
 
 def test_the_fonts_of_text_and_headings_are_asked_for_first(book):
     for path in (book / "book" / "intro.html", book / FIRST):
-        links = re.findall(rb'<link rel="preload" as="font"[^>]*>', read(path).source)
-        assert len(links) == 2 and all(b"crossorigin" in link for link in links)
-        for link in links:
-            target = re.search(rb'href="([^"]+)"', link)[1].decode()
-            assert (book / target_of(place(book, path), target)).exists()
+        targets = re.findall(rb'"([^"]+-latin-wght-normal\.woff2)"', read(path).source)
+        assert len(targets) == 2
+        for target in targets:
+            assert (book / target_of(place(book, path), target.decode())).exists()
+
+
+def test_the_fonts_are_asked_for_before_they_are_used(address, open_page, book):
+    asked = "[...document.querySelectorAll('link[rel=preload][as=font]')].length"
+    assert open_page(f"{address}/{FIRST.as_posix()}").evaluate(asked) == 2
+    file = (book / FIRST).as_uri()
+    assert open_page(file).evaluate(asked) == 0  # a file may not be asked so
 
 
 def test_the_way_that_was_taken_is_shown_and_can_be_left(address, open_page):
