@@ -1424,14 +1424,32 @@ def test_the_way_that_was_taken_is_shown_and_can_be_left(address, open_page):
     assert begin.inner_text().startswith("Go on: 1. Attention")
     assert page.locator(".bd-links a.tf-was-read").count() == 1
     page.locator(".tf-route a", has_text="Bytes and byte pairs").click()
-    page.wait_for_selector("nav.tf-way:visible")
-    assert lines.count() == 2  # at the head and at the foot
+    two = "document.querySelectorAll('nav.tf-way:not([hidden])').length === 2"
+    page.wait_for_function(two)  # at the head and at the foot
+    assert lines.count() == 2
     said = lines.first.inner_text()
     assert "Understand it, 3 of " in said and "4. Absolute positions" in said
     lines.first.locator("button").click()
     assert lines.count() == 0
     page.reload(wait_until="load")
     assert lines.count() == 0
+
+
+@pytest.mark.parametrize("name", course_map.ROUTES_BY_NAME)
+def test_each_way_begins_with_what_was_not_read(name, address, open_page):
+    "Also a page of the package is ticked; scripts raise no error."
+    page = open_page(f"{address}/book/routes/{name}.html")
+    faults = []
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.reload(wait_until="load")
+    boxes = page.locator(".tf-route input")
+    begin = page.locator("a[data-begin]")
+    titles = page.locator(".tf-route li a").all_inner_texts()
+    assert begin.inner_text() == f"Begin: {titles[0]}"
+    for i in range(len(titles) - 1):
+        boxes.nth(i).check()
+        assert begin.inner_text() == f"Go on: {titles[i + 1]}"
+    assert not faults
 
 
 def test_a_route_leads_to_its_first_lesson(book):

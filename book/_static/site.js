@@ -283,7 +283,7 @@
     const begin = document.querySelector("a[data-begin]");
     if (!begin) return;
     const left = [...document.querySelectorAll(".tf-route li a")]
-      .filter((link) => !read.has(lesson(link)[0]));
+      .filter((link) => !read.has(link.closest("li").querySelector("input").dataset.page));
     const all = document.querySelectorAll(".tf-route li").length;
     begin.hidden = !left.length;
     if (!left.length) return;
