@@ -413,6 +413,8 @@ def test_the_scripts_of_the_search_hold_all_sections(tmp_path):
     page = PAGE.replace('id="norms"', 'id="norms" class="x"')
     found = section_search.read_sections("nbs/21_kv_cache", page)
     found += section_search.read_sections("book/glossary", GLOSSARY)
+    groups = PAGE.replace('id="norms"', 'id="groups"')
+    found += section_search.read_sections("nbs/24", groups)
     asked = section_search.resolve(found)
     section_search.write_scripts(found, asked, tmp_path)
     titles = (tmp_path / "search-titles.js").read_text(encoding="utf-8")
@@ -422,6 +424,9 @@ def test_the_scripts_of_the_search_hold_all_sections(tmp_path):
         "nbs/21_kv_cache.html",
         "6. Keeping",
     ]
+    (explained,) = [i for i, e in enumerate(found) if e["url"] == "nbs/24.html#groups"]
+    (term,) = [row for row in data["sections"] if row[2].startswith("GQA")]
+    assert term[4:] == [["GQA", "grouped-query attention"], [explained]]
     texts = (tmp_path / "search-texts.js").read_text(encoding="utf-8")
     packed = re.match('window.SEARCH_TEXTS="([^"]+)"', texts)[1]
     assert json.loads(gzip.decompress(base64.b64decode(packed))) == [

@@ -244,15 +244,20 @@ def route_page(root: Path, name: str, way: str) -> str:
     )
 
 
-def leak(root: Path, folder: str) -> str:
-    "What `check.causal` found in a library, from the record of that run."
+def leak_record(root: Path) -> list[dict]:
+    "What `check.causal` said of models of a library: a row for each and its version."
     path = Path(root) / "tformer" / "records" / "public_leak.csv"
     with path.open(encoding="utf-8", newline="") as lines:
-        rows = list(csv.DictReader(lines))
+        return list(csv.DictReader(lines))
+
+
+def leak(root: Path, folder: str) -> str:
+    "What `check.causal` found in a library, from the record of that run."
+    rows = leak_record(root)
     old, new = sorted({row["transformers"] for row in rows})
     found = [row for row in rows if row["found"] == "True"]
     if {row["transformers"] for row in found} != {old}:
-        raise ValueError(f"{path.name}: only {old} should have a leak")
+        raise ValueError(f"public_leak.csv: only {old} should have a leak")
     others = sum(row["transformers"] == old for row in rows) - len(found)
     return (
         f"in version {old} it finds all {len(found)} and names the layer, and passes"
@@ -263,9 +268,7 @@ def leak(root: Path, folder: str) -> str:
 
 def leak_table(root: Path, folder: str) -> str:
     "The record of that run as a table, and where it is computed."
-    path = Path(root) / "tformer" / "records" / "public_leak.csv"
-    with path.open(encoding="utf-8", newline="") as lines:
-        rows = list(csv.DictReader(lines))
+    rows = leak_record(root)
     versions = sorted({row["transformers"] for row in rows})
     said = {(row["model"], row["transformers"]): row for row in rows}
     out = [f"| model | {' | '.join(versions)} |", "|:--|" + ":--|" * len(versions)]
