@@ -127,11 +127,15 @@ def chapters(root: Path, folder: str) -> str:
 
 
 def on_route(root: Path, name: str) -> list[Notebook]:
-    "The notebooks on a route, in the order of the course; tensors come first."
+    """The notebooks of the book on a route, in the order of the course.
+
+    Tensors come first.  A book of a few pages has the few that are in it.
+    """
     found = {nb.name: nb for nb in notebooks(root)}
     flag = ROUTES_BY_NAME[name].flag
     on = [ch["nb"] for part in plan(root) for ch in part["chapters"] if ch.get(flag)]
-    return [found[nb] for nb in sorted(on, key=lambda nb: nb != TENSORS)]
+    on = sorted(on, key=lambda nb: nb != TENSORS)
+    return [found[nb] for nb in on if nb in found]
 
 
 def skimmed(root: Path, name: str) -> set[str]:
@@ -359,10 +363,9 @@ def on_page(app, page, template, context, doctree):
         }
     elif page in {first, TOUR_PAGE}:
         side, other = ("next", TOUR_PAGE) if page == first else ("prev", first)
-        context[side] = {
-            "link": uri(page, other),
-            "title": str(app.env.titles[other].astext()),
-        }
+        if other in app.env.titles:  # a book of a few pages may be without the tour
+            title = app.env.titles[other].astext()
+            context[side] = {"link": uri(page, other), "title": title}
     lines = ways(root, page) if page.startswith("nbs/") else ""
     if lines:
         context["body"] = lines + SHOWN + context["body"] + at_its_end(lines)
